@@ -78,7 +78,7 @@ def text_sample(text: Text) -> bytes:
     return hashlib.sha256(json.dumps(plain_text).encode()).digest()[:SAMPLE_BYTES]
 
 
-IGNORED_LABEL = -100
+NO_LABEL = -100
 """Label of words to ignore, the default `ignore_index` of losses in PyTorch."""
 
 

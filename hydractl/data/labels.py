@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from hydractl import progress
-from hydractl.data.datasets import IGNORED_LABEL, LABELS_HINT, Dataset, columns_message
+from hydractl.data.datasets import LABELS_HINT, NO_LABEL, Dataset, columns_message
 from hydractl.data.reference import (
     ALPHABET,
     MAP,
@@ -160,7 +160,7 @@ def model_labels(
         return torch.tensor([table[label] for label in cast("tuple[int, ...]", dataset.labels)])
     lists = cast("tuple[tuple[int, ...], ...]", dataset.labels)
     if task.by_word:
-        by_word = torch.full((len(lists), max(map(len, lists))), IGNORED_LABEL)
+        by_word = torch.full((len(lists), max(map(len, lists))), NO_LABEL)
         for row, word_labels in zip(by_word, lists, strict=True):
             row[: len(word_labels)] = torch.tensor([table[label] for label in word_labels])
         return by_word

@@ -18,15 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import (
-    IGNORED_LABEL,
-    Dataset,
-    ItemLabels,
-    Text,
-    TextSet,
-    fingerprint_of,
-    text_sample,
-)
+from hydractl.data.datasets import NO_LABEL, Dataset, ItemLabels, Text, TextSet, fingerprint_of, text_sample
 from hydractl.data.tokenize import CHUNK, Tokens, offset_tokenizer, tokenize, translated, truncating_tokenizer
 from hydractl.errors import DataError
 from hydractl.manifest.tokenizers import unknown_token
@@ -323,7 +315,7 @@ class WordSet(TextSet):
         lengths = torch.zeros(int(documents[-1]) + 1, dtype=torch.int64).index_add_(0, documents, counts)
         joined = values.new_full(
             (len(values), len(lengths), int(lengths.max()), *values.shape[3:]),
-            math.nan if values.is_floating_point() else IGNORED_LABEL,
+            math.nan if values.is_floating_point() else NO_LABEL,
         )
         joined[:, torch.arange(joined.shape[2]) < lengths[:, None]] = values[
             :, torch.arange(values.shape[2]) < counts[:, None]

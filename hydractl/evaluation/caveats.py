@@ -21,7 +21,7 @@ from hydractl.evaluation.guarantees import (
 )
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import merge_samples, unpack_digests
-from hydractl.manifest.header import Step, lineage_steps
+from hydractl.manifest.header import Step, lineage_to
 from hydractl.manifest.report import Row, store_temperature_alike
 from hydractl.manifest.terms import ID_NAME, SetRule
 from hydractl.messages import counted, listed
@@ -214,7 +214,7 @@ def _uses(
         yield "its OOD scores were fitted on", f": {REUSE_EFFECTS[FIT]}", scores.data.sha256
     for option, sha256 in chain.from_iterable(sources_of_stored(model.header) for model in models):
         yield f"its {option} was fitted on", f": {REUSE_EFFECTS[option]}", sha256
-    steps = {step.model_dump_json(): step for model in models for step in lineage_steps(model.header.made_by)}
+    steps = {step.model_dump_json(): step for model in models for step in lineage_to(model.header.made_by)}
     for step in sorted(steps.values(), key=lambda step: step.command):
         # `sources_of_stored` above yields the data of `eval --store`; twice would repeat the warning
         for data in step.inputs if step.command != EVAL else ():
@@ -234,7 +234,7 @@ def _promise(guaranteed: Sequence[str]) -> str:
 
 def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
     """Return whether the models' lineages have a step with an objective on OOD data."""
-    return any(_reads_ood(step) for model in models for step in lineage_steps(model.header.made_by))
+    return any(_reads_ood(step) for model in models for step in lineage_to(model.header.made_by))
 
 
 def _reads_ood(step: Step) -> bool:

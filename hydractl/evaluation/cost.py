@@ -16,7 +16,7 @@ from hydractl.evaluation.options import Condition, NamedModels
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower, blank_inputs
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import lineage_steps
+from hydractl.manifest.header import lineage_to
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.plugins import plugins
@@ -172,7 +172,7 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
     `None` if a run did not record the number.
     """
     steps = [
-        step for model in models for step in lineage_steps(model.header.made_by) if step.command == "finetune"
+        step for model in models for step in lineage_to(model.header.made_by) if step.command == "finetune"
     ]
     runs = {step.model_dump_json(): step.results.get(TRAINING) for step in steps}
     recorded = [macs for macs in runs.values() if isinstance(macs, int)]
@@ -182,7 +182,7 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
 def _is_one_network(model: OpenModel) -> bool:
     """Return whether a hydra was trained as one network with several classifiers."""
     names = {name for plugin in plugins() for name in plugin.one_network_methods}
-    methods = (step.options.get("method") for step in lineage_steps(model.header.made_by))
+    methods = (step.options.get("method") for step in lineage_to(model.header.made_by))
     return any(str(method).partition("::")[0] in names for method in methods)
 
 

@@ -30,7 +30,7 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of
 from hydractl.prediction.class_names import Classes, Naming
 from hydractl.prediction.feature_ood import FitOn
 from hydractl.prediction.inference import PreparedData
-from hydractl.prediction.open_inputs import Identity, warn_before_run
+from hydractl.prediction.open_inputs import Identity, warn_of_model
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.tasks import SINGLE_LABEL, TASKS
 
@@ -111,7 +111,7 @@ class EvalData:
                 models.
         """
         for model in {m.reference: m for m in models}.values():
-            warn_before_run(model)
+            warn_of_model(model)
         skipped: list[str] = []
         sets = {name: open_set(ref, skipped) for name, ref in refs.items()}
         tested = sets[ID_NAME]

@@ -38,7 +38,7 @@ from hydractl.manifest.header import (
     Kind,
     Preprocess,
     Tokenization,
-    lineage_steps,
+    lineage_to,
 )
 from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import counted
@@ -304,7 +304,7 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
         header=header,
         family=registry.family_of(header.architecture),
     )
-    trained = any(step.command == "finetune" for step in lineage_steps(header.made_by))
+    trained = any(step.command == "finetune" for step in lineage_to(header.made_by))
     problem = None if trained else task_problem(header.architecture.config)
     if problem is None or header.prompting is not None:
         return model_file

@@ -21,7 +21,7 @@ from hydractl.errors import HubError, escape_line, escape_unsafe, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import OptionValue, Value
-from hydractl.manifest.header import Header, Kind, Preprocess, Step, lineage_steps
+from hydractl.manifest.header import Header, Kind, Preprocess, Step, lineage_to
 from hydractl.manifest.report import Report, Row, column_heads, store_temperature_alike
 from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.messages import abridged, counted
@@ -187,7 +187,7 @@ def history_section(header: Header, reference: str) -> str:
     Returns:
         Markdown, or an empty string if the header has no provenance.
     """
-    steps = lineage_steps(header.made_by)
+    steps = lineage_to(header.made_by)
     if not steps:
         return ""
     lines = ["## How it was made", "", *_commands(header, steps)]
@@ -382,7 +382,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client is slow to load
 
     header = facts.header
-    trained = any(step.command == "finetune" for step in lineage_steps(header.made_by))
+    trained = any(step.command == "finetune" for step in lineage_to(header.made_by))
     relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
     relation_field: dict[str, Any] = (
         {"base_model_relation": relation} if facts.base_model and relation else {}

@@ -311,7 +311,7 @@ def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> di
     The keys are the fingerprints of the data sets.
     """
     read = [
-        file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in lineage_steps(i.made_by)))
+        file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in lineage_to(i.made_by)))
     ]
     files = (file for file in read if isinstance(file, SampledFile) and file.samples)
     return merge_samples(
@@ -319,7 +319,7 @@ def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> di
     )
 
 
-def lineage_steps(step: Step | None) -> tuple[Step, ...]:
+def lineage_to(step: Step | None) -> tuple[Step, ...]:
     """Return a step and all steps before it, each once, in order of execution; empty for `None`."""
     steps: list[Step] = []
 

@@ -32,13 +32,7 @@ from hydractl.metrics.temperature import divisor, scale_log_probs
 from hydractl.prediction.answers import Execution, Scaling, predict
 from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
 from hydractl.prediction.inference import PreparedData, memory_guard
-from hydractl.prediction.open_inputs import (
-    data_input,
-    digests,
-    fingerprint_and_samples,
-    labels_of,
-    warn_before_run,
-)
+from hydractl.prediction.open_inputs import data_input, digests, identify, labels_of, warn_of_model
 from hydractl.processes.distributed import answering_device
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
@@ -140,7 +134,7 @@ class MergeEvaluator:
         """
         first = members[0]
         check_readable_by(first.header.preprocess, model=first.reference)
-        warn_before_run(first)
+        warn_of_model(first)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: has no class names yet, so nothing can be measured",
@@ -320,7 +314,7 @@ class DensityFitter:
             for name, dataset in zip((FIT, VAL), datasets, strict=True)
         )
         (fit_digest, fit_content), (val_digest, val_content) = (
-            fingerprint_and_samples(dataset, digests(dataset, team)) for dataset in datasets
+            identify(dataset, digests(dataset, team)) for dataset in datasets
         )
         if doubt := overlap_of_val(val_content, fit_content):
             progress.warn(doubt)

@@ -164,14 +164,14 @@ def open_sets(
     references_given = {role: reference for role, reference in references.items() if reference is not None}
     if references_given:
         check_readable_by(preprocess, model=model_file.reference)
-        warn_before_run(model_file)
+        warn_of_model(model_file)
     return {
         role: open_items(reference, preprocess, workers=workers)
         for role, reference in references_given.items()
     }
 
 
-def warn_before_run(model_file: OpenModel) -> None:
+def warn_of_model(model_file: OpenModel) -> None:
     """Warn about assumed preprocessing, and about mixed dtypes of the weights."""
     warn_assumed(model_file)
     # the dtype for computation is chosen in `in_one_dtype`
@@ -235,7 +235,7 @@ def digests(dataset: Dataset, team: ProcessGroup) -> Iterator[bytes]:
         yield shares[share][place * size : (place + 1) * size]
 
 
-def fingerprint_and_samples(dataset: Dataset, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
+def identify(dataset: Dataset, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
     """Return the fingerprint of a data set, and the digests of its samples.
 
     Args:
@@ -262,7 +262,7 @@ class Identity(NamedTuple):
         Raises:
             DataError: If an item cannot be read.
         """
-        sha256, content = fingerprint_and_samples(dataset, digests(dataset, team))
+        sha256, content = identify(dataset, digests(dataset, team))
         return cls(Fingerprint(reference=dataset.name, sha256=sha256, count=dataset.total), content)
 
     def as_input(self) -> SampledFile:
@@ -284,7 +284,7 @@ def data_input(dataset: Dataset, team: ProcessGroup, indices: torch.Tensor | Non
         DataError: If an item cannot be read.
     """
     read = [*digests(dataset, team)]
-    sha256, content = fingerprint_and_samples(dataset, read)
+    sha256, content = identify(dataset, read)
     content = content if indices is None else samples_in([read[i] for i in indices])
     return SampledFile(name=dataset.name, sha256=sha256, samples=pack_digests(content))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from hydractl import progress
 from hydractl.data.batches import eval_batches
-from hydractl.data.datasets import IGNORED_LABEL
+from hydractl.data.datasets import NO_LABEL
 from hydractl.data.words import WordSet
 from hydractl.families.finite import stored_tensors
 from hydractl.families.tower import blank_inputs
@@ -122,7 +122,7 @@ def measure_of(
         return classifier_metrics(engine, batches, labels)
 
     def span_f1(classes: torch.Tensor) -> float:
-        tags = torch.stack([classes.masked_fill(labels < 0, IGNORED_LABEL), labels])
+        tags = torch.stack([classes.masked_fill(labels < 0, NO_LABEL), labels])
         return span_f1_of(dataset.by_document(tags), work.header.class_names)
 
     return classifier_metrics(engine, batches, labels, span_f1)

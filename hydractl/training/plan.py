@@ -20,12 +20,7 @@ from hydractl.families.open_model import OpenModel, open_model
 from hydractl.manifest.document import pack_digests
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.messages import counted
-from hydractl.prediction.open_inputs import (
-    check_image_size,
-    fingerprint_and_samples,
-    overlap,
-    override_preprocessing,
-)
+from hydractl.prediction.open_inputs import check_image_size, identify, overlap, override_preprocessing
 from hydractl.settings import long_option
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding import Mixing
@@ -120,10 +115,7 @@ class TrainingPlan:
             DataError: If an item cannot be read.
         """
         sets = (self.train, self.val)
-        read = [
-            fingerprint_and_samples(dataset, map(dataset.item_digest, range(len(dataset))))
-            for dataset in sets
-        ]
+        read = [identify(dataset, map(dataset.item_digest, range(len(dataset)))) for dataset in sets]
         if twice := overlap("--val", read[1][1], "--data", read[0][1]):
             progress.warn(
                 f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydractl import progress
-from hydractl.data.datasets import IGNORED_LABEL, ImageSet, ImageStore, Labels, Text, TextSet
+from hydractl.data.datasets import NO_LABEL, ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import (
@@ -481,7 +481,7 @@ def words_of(table: DataTable, column: str, ref: DataRef, *, labelled: bool = Tr
         labels = _word_labels(tags, table.classes(tag_column), table.place(tag_column))
         if labels.labels is not None:
             spans = [
-                tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != IGNORED_LABEL)
+                tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != NO_LABEL)
                 for row, row_tags in zip(pieces, tags, strict=True)
             ]
     return WordSet(
@@ -538,7 +538,7 @@ def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | Non
     Raises:
         DataError: If a label is out of range, or is a name although the table declares class names.
     """
-    unique = {*chain.from_iterable(tags)} - {IGNORED_LABEL}
+    unique = {*chain.from_iterable(tags)} - {NO_LABEL}
     if unique <= {UNKNOWN}:
         progress.warn(f"{place}: no word has a label, so the texts are unlabelled")
         return Labels()
@@ -553,5 +553,5 @@ def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | Non
                 f"{place}: has the label `{tag}`, but its labels must be indices into {len(names)} class names"
             )
     class_names, position, numbered = _classes({*map(str, unique)}, names)
-    labels = tuple(tuple(position[str(tag)] for tag in row if tag != IGNORED_LABEL) for row in tags)
+    labels = tuple(tuple(position[str(tag)] for tag in row if tag != NO_LABEL) for row in tags)
     return Labels(class_names, labels, numbered, TOKENS)

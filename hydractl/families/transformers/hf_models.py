@@ -382,7 +382,7 @@ def read_images(
         return default_preprocess(size, crop_mode)
     return (
         read_image_processor(folder, size, fixed=fixed)
-        if has_image_processor(folder)
+        if reads_images(folder)
         else usual_preprocess(config, size)
     )
 
@@ -411,7 +411,7 @@ def write_image_processor(preprocess: Preprocess) -> dict[str, object]:
     }
 
 
-def has_image_processor(folder: Path) -> bool:
+def reads_images(folder: Path) -> bool:
     """Return whether a folder has an image processor."""
     return any((folder / name).is_file() for name in FILES)
 

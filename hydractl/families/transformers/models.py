@@ -29,12 +29,7 @@ from hydractl.families.config_checks import OptionsError, building, check_patche
 from hydractl.families.head_slicing import TowerLayout
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
-from hydractl.families.transformers.hf_models import (
-    FILES,
-    has_image_processor,
-    image_size,
-    write_image_processor,
-)
+from hydractl.families.transformers.hf_models import FILES, image_size, reads_images, write_image_processor
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.terms import DEFAULT_POOLING, POOLINGS
@@ -714,7 +709,7 @@ def _described(
             ),
             preprocess=cast("Preprocess | Tokenization", images or texts),
             labels=class_names_of(labels) if named else (),
-            assumed=images is not None and folder is not None and not has_image_processor(folder),
+            assumed=images is not None and folder is not None and not reads_images(folder),
             prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
         )
 

@@ -22,7 +22,7 @@ from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
 from hydractl.manifest.head_mask import HeadImportance
-from hydractl.manifest.header import Fate, Kind, lineage_steps
+from hydractl.manifest.header import Fate, Kind, lineage_to
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -356,7 +356,7 @@ def separate_members_of(
 
 def _ancestors(model: OpenModel) -> Iterator[str]:
     """Yield the digests of the files in a model's lineage, nearest step first, and last its base's digest."""
-    for step in reversed(lineage_steps(model.header.made_by)):
+    for step in reversed(lineage_to(model.header.made_by)):
         yield from (file.sha256 for file in step.inputs)
     if model.header.base is not None:
         yield model.header.base

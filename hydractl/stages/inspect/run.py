@@ -10,7 +10,7 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.manifest.document import Document
-from hydractl.manifest.header import InputFile, Step, lineage_steps
+from hydractl.manifest.header import InputFile, Step, lineage_to
 from hydractl.messages import counted, quoted
 from hydractl.model_source import HUB_ID, Located, locate
 from hydractl.progress import stage
@@ -137,7 +137,7 @@ def run_lineage(config: InspectConfig) -> LineageReport:
             f"{config.file}: has no lineage",
             hint="files that hydractl writes have one: use `hydractl import` or `hydractl finetune`",
         )
-    recorded = tuple(source for step in lineage_steps(header.made_by) for source in step.inputs)
+    recorded = tuple(source for step in lineage_to(header.made_by) for source in step.inputs)
     verified = tuple(
         _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
     )

@@ -29,7 +29,7 @@ from hydractl.prediction.answers import answer_blocks, load_predictors, window
 from hydractl.prediction.class_names import Classes, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_tests, with_ood_scores
 from hydractl.prediction.inference import PreparedData
-from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn_before_run
+from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn_of_model
 from hydractl.prediction.predictions import NO_BOUNDS, UNKNOWN, UNSURE, Bounds
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
@@ -106,7 +106,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
     ):
         model_file = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         _check_outputs(config, model_file, output)
-        warn_before_run(model_file)
+        warn_of_model(model_file)
         decisions = _decide(config, model_file)
         formatter = decisions.formatter
         known_bound, sure_bound = formatter.bounds
