@@ -34,14 +34,19 @@ Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
 
+def is_none(field: object) -> bool:
+    """Return whether an optional field of a document is None. Such fields are left out of the file."""
+    return field is None
+
+
 ConfigDigest = Annotated[
     Digest | None,
-    Field(validation_alias=AliasChoices("config_digest", "asked"), exclude_if=lambda value: value is None),
+    Field(validation_alias=AliasChoices("config_digest", "asked"), exclude_if=is_none),
 ]
 """Digest of all settings that determine an output. Files of earlier versions use the key `asked`."""
 Argv = Annotated[
     tuple[str, ...] | None,
-    Field(validation_alias=AliasChoices("argv", "typed"), exclude_if=lambda value: value is None),
+    Field(validation_alias=AliasChoices("argv", "typed"), exclude_if=is_none),
 ]
 """Command line without the names of outputs and folders. Files of earlier versions use the key `typed`."""
 
@@ -166,7 +171,7 @@ class Fingerprint(StrictModel):
     reference: str
     sha256: Digest
     count: int | None = Field(default=None, ge=0)
-    weights: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
+    weights: Digest | None = Field(default=None, exclude_if=is_none)
 
 
 def first_error_text(error: ValidationError) -> str:

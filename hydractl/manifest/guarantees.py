@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from operator import not_
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Fingerprint, StrictModel
+from hydractl.manifest.document import Fingerprint, StrictModel, is_none
 from hydractl.manifest.head_mask import MAX_DIMENSION
 from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES, Guarantee, SetMethod
 from hydractl.messages import counted
@@ -91,7 +92,7 @@ class Example(StrictModel):
     votes: tuple[str, ...]
     text: str | None = Field(default=None, max_length=MOST_LETTERS)
     picture: str | None = Field(default=None, pattern="^[A-Za-z0-9+/]+={0,2}$", max_length=MOST_PICTURE)
-    accepted: bool | None = Field(default=None, exclude_if=lambda value: value is None)
+    accepted: bool | None = Field(default=None, exclude_if=is_none)
 
 
 class Examples(StrictModel):
@@ -104,7 +105,7 @@ class Examples(StrictModel):
         mistakes: Inputs with wrong answers, in descending order of confidence.
     """
 
-    answers: tuple[Example, ...] = Field(default=(), max_length=5, exclude_if=lambda value: not value)
+    answers: tuple[Example, ...] = Field(default=(), max_length=5, exclude_if=not_)
     disagreements: tuple[Example, ...] = Field(max_length=MOST_EXAMPLES)
     mistakes: tuple[Example, ...] = Field(max_length=MOST_EXAMPLES)
 
@@ -131,8 +132,8 @@ class PredictionSets(StrictModel):
     method: SetMethod = Field(strict=False)
     coverage: OpenShare
     thresholds: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
-    penalty: float | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
-    rank: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
+    penalty: float | None = Field(default=None, ge=0, exclude_if=is_none)
+    rank: int | None = Field(default=None, ge=1, exclude_if=is_none)
     count: int = Field(ge=1)
     data: Fingerprint
 
@@ -280,7 +281,7 @@ class Threshold(StrictModel):
         default=Guarantee.ERRORS_AMONG_ACCEPTED,
         exclude_if=lambda value: value is Guarantee.ERRORS_AMONG_ACCEPTED,
     )
-    delta: OpenShare | None = Field(default=None, exclude_if=lambda value: value is None)
+    delta: OpenShare | None = Field(default=None, exclude_if=is_none)
     count: int = Field(ge=1)
     accepted: int = Field(ge=0)
     errors: int = Field(ge=0)

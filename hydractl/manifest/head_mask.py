@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import not_
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from hydractl.manifest.document import (
     Samples,
     StrictModel,
     Version,
+    is_none,
 )
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
@@ -67,7 +69,7 @@ class TowerHeads(StrictModel):
     layers: int = Field(ge=1, le=MOST_HEADS)
     num_heads: int = Field(ge=1, le=MOST_HEADS)
     head_dim: int = Field(ge=1, le=MAX_DIMENSION)
-    key_heads: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
+    key_heads: int | None = Field(default=None, ge=1, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -214,12 +216,12 @@ class HeadImportance(Document):
     baseline: float | None = None
     removals: tuple[Removal, ...] | None = None
     clusters: tuple[Annotated[tuple[HeadName, ...], Field(min_length=1)], ...] | None = Field(
-        default=None, exclude_if=lambda value: value is None
+        default=None, exclude_if=is_none
     )
-    results: dict[Key, OptionValue] = Field(default={}, exclude_if=lambda value: not value)
-    samples: Samples = Field(default={}, exclude_if=lambda value: not value)
+    results: dict[Key, OptionValue] = Field(default={}, exclude_if=not_)
+    samples: Samples = Field(default={}, exclude_if=not_)
     tool: str
-    versions: dict[Key, Version] = Field(default={}, exclude_if=lambda value: not value)
+    versions: dict[Key, Version] = Field(default={}, exclude_if=not_)
     config_digest: ConfigDigest = None
     argv: Argv = None
 
@@ -291,4 +293,4 @@ class HeadMask(Document):
     architecture: str | None = None
     base: Digest | None = None
     origin: MaskOrigin | None = None
-    samples: Samples = Field(default={}, exclude_if=lambda value: not value)
+    samples: Samples = Field(default={}, exclude_if=not_)

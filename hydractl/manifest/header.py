@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import chain
+from operator import not_
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -21,6 +22,7 @@ from hydractl.manifest.document import (
     Samples,
     StrictModel,
     Version,
+    is_none,
     merge_samples,
 )
 from hydractl.manifest.guarantees import (
@@ -85,9 +87,9 @@ class Architecture(StrictModel):
     config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=MAX_DIMENSION)
-    pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
+    pooling: Literal["mean"] | None = Field(default=None, exclude_if=is_none)
     problem_type: Literal[_OTHER_TASKS] | None = Field(  # type: ignore[valid-type]  # mypy takes no tuple
-        default=None, exclude_if=lambda value: value is None
+        default=None, exclude_if=is_none
     )
 
     @property
@@ -221,8 +223,8 @@ class Tokenization(StrictModel):
     truncation_side: Literal["right", "left"] = Field(
         default="right", exclude_if=lambda value: value == "right"
     )
-    by_word: bool = Field(default=False, exclude_if=lambda value: not value)
-    pairs: bool | None = Field(default=None, exclude_if=lambda value: value is None)
+    by_word: bool = Field(default=False, exclude_if=not_)
+    pairs: bool | None = Field(default=None, exclude_if=is_none)
 
     @field_validator("padding_side")
     @classmethod
@@ -373,7 +375,7 @@ class FusePlan(StrictModel):
     trunk: int = Field(ge=0, le=MOST_HEADS)
     mlp: Literal["merge", "keep"]
     merge_trunk: int = Field(default=0, ge=0, le=MOST_HEADS, exclude_if=lambda value: value == 0)
-    own_from: int | None = Field(default=None, ge=0, le=MOST_HEADS, exclude_if=lambda value: value is None)
+    own_from: int | None = Field(default=None, ge=0, le=MOST_HEADS, exclude_if=is_none)
 
 
 class FittedScores(StrictModel):
@@ -439,18 +441,18 @@ class Header(Document):
     base: Digest | None = None
     plan: FusePlan | None = None
     preprocess: Preprocess | Tokenization
-    assumed: bool = Field(default=False, exclude_if=lambda value: not value)
+    assumed: bool = Field(default=False, exclude_if=not_)
     labels: tuple[str, ...] = ()
-    prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
+    prompting: Prompting | None = Field(default=None, exclude_if=is_none)
     temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
-    label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
+    label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=not_)
     entity_temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
-    threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    known_test: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
-    label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
-    prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
-    fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
-    samples: Samples = Field(default={}, exclude_if=lambda value: not value)
+    threshold: Threshold | None = Field(default=None, exclude_if=is_none)
+    known_test: KnownTest | None = Field(default=None, exclude_if=is_none)
+    label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=not_)
+    prediction_sets: PredictionSets | None = Field(default=None, exclude_if=is_none)
+    fitted: FittedScores | None = Field(default=None, exclude_if=is_none)
+    samples: Samples = Field(default={}, exclude_if=not_)
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:

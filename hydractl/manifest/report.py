@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import not_
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from hydractl.manifest.document import (
     StrictModel,
     Value,
     Version,
+    is_none,
     with_plugin_fields,
 )
 from hydractl.manifest.guarantees import ByClass, Examples, KnownTest, OpenShare, SetNumbers, Threshold
@@ -44,7 +46,7 @@ class Difference(StrictModel):
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
-    means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
+    means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=not_)
 
     def under(self, scope: str) -> Mapping[str, Value]:
         """Return the differences on labelled data of a plugin, such as `fog:3`; empty without a plugin.
@@ -64,7 +66,7 @@ class StoredScores(StrictModel):
     """
 
     data: Fingerprint
-    knn_k: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    knn_k: int | None = Field(default=None, exclude_if=is_none)
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -121,7 +123,7 @@ class Curves(StrictModel):
 
     reliability: Bins
     confidence: dict[str, Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]] = Field(
-        default={}, exclude_if=lambda value: not value
+        default={}, exclude_if=not_
     )
     risk: Line
     roc: dict[str, Line] = Field(default={})
@@ -201,34 +203,32 @@ class Row(StrictModel):
 
     name: str
     models: tuple[Fingerprint, ...]
-    stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
-    stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
-    threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    known_test: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
+    stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=not_)
+    stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=not_)
+    threshold: Threshold | None = Field(default=None, exclude_if=is_none)
+    known_test: KnownTest | None = Field(default=None, exclude_if=is_none)
     label_temperatures: Annotated[tuple[StoredTemperature, ...], Column("label temperatures")] = Field(
-        default=(), exclude_if=lambda value: not value
+        default=(), exclude_if=not_
     )
     entity_temperature: Annotated[StoredTemperature, Column("temperature of entities")] = Field(
         default=1.0, exclude_if=lambda value: value == 1
     )
     label_thresholds: Annotated[tuple[OpenShare, ...], Column("label thresholds")] = Field(
-        default=(), exclude_if=lambda value: not value
+        default=(), exclude_if=not_
     )
-    sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
+    sets: SetNumbers | None = Field(default=None, exclude_if=is_none)
     members: int = Field(ge=1)
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, float]] = Field(default={})
-    mean_intervals: dict[str, dict[str, tuple[float, float]]] = Field(
-        default={}, exclude_if=lambda value: not value
-    )
-    ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
-    best_score: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
-    difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
-    curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
-    by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
-    origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
+    mean_intervals: dict[str, dict[str, tuple[float, float]]] = Field(default={}, exclude_if=not_)
+    ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=not_)
+    best_score: str | None = Field(default=None, exclude_if=is_none)
+    tuned_on_ood: bool = Field(default=False, exclude_if=not_)
+    difference: Difference | None = Field(default=None, exclude_if=is_none)
+    curves: Curves | None = Field(default=None, exclude_if=is_none)
+    by_class: ByClass | None = Field(default=None, exclude_if=is_none)
+    origins: tuple[Origin, ...] = Field(default=(), exclude_if=not_)
 
     @property
     def label_scopes(self) -> Sequence[str]:
@@ -334,15 +334,15 @@ class Report(Document):
     data: dict[str, Fingerprint]
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
-    ood_val: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    ood_val: tuple[str, ...] = Field(default=(), exclude_if=not_)
     ood_scores: tuple[Key, ...] = Field(
         default=(DEFAULT_SCORE,), min_length=1, exclude_if=lambda value: value == (DEFAULT_SCORE,)
     )
     definitions: dict[str, str]
     options: dict[Key, OptionValue]
     checks: tuple[Check, ...] = ()
-    warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
-    examples: Examples | None = Field(default=None, exclude_if=lambda value: value is None)
+    warnings: tuple[str, ...] = Field(default=(), exclude_if=not_)
+    examples: Examples | None = Field(default=None, exclude_if=is_none)
     versions: dict[Key, Version]
     config_digest: ConfigDigest = None
 

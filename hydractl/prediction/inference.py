@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -24,10 +24,6 @@ from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.model_inputs import Inputs, batch_of, inputs_like, mask_absent_words
 from hydractl.output.scratch import HELD_BYTES, ROOM_HINT, ScratchFile
 from hydractl.runtime import on_cpu
-
-if TYPE_CHECKING:
-    from hydractl.data.batches import Batch
-
 
 DISK_HINT = f"{ROOM_HINT}, or write the outputs there"
 

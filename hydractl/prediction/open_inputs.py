@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from hydractl.messages import counted, quoted
 from hydractl.prediction.class_names import Classes
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.settings import long_option
-
-if TYPE_CHECKING:
-    from hydractl.families.open_model import OpenModel
 
 
 def override_preprocessing(header: Header, image_options: Mapping[str, Any], *, place: str) -> Header:

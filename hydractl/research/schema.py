@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Fingerprint, Key, OptionValue, StrictModel, Value
+from hydractl.manifest.document import Fingerprint, Key, OptionValue, StrictModel, Value, is_none
 from hydractl.manifest.head_mask import HeadName
 from hydractl.research.corruptions.names import SHIFT, scopes
 from hydractl.research.corruptions.schema import Shift
@@ -194,10 +194,10 @@ class Analyses(StrictModel):
     """Results of analyses, by name. Analyses that were not selected or do not apply are absent."""
 
     proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=not_)
-    centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
+    centroids: Centroids | None = Field(default=None, exclude_if=is_none)
     pca: tuple[Planes, ...] = Field(default=(), exclude_if=not_)
     members: tuple[EnsembleSize, ...] = Field(default=(), exclude_if=not_)
-    mlps: Merging | None = Field(default=None, exclude_if=lambda value: value is None)
+    mlps: Merging | None = Field(default=None, exclude_if=is_none)
     heads: tuple[BaseWithFewerHeads, ...] = Field(default=(), exclude_if=not_)
     taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=not_)
 
@@ -214,8 +214,8 @@ class Derived(StrictModel):
 
     kind: str
     options: dict[Key, OptionValue]
-    data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
-    val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+    data: Fingerprint | None = Field(default=None, exclude_if=is_none)
+    val: Fingerprint | None = Field(default=None, exclude_if=is_none)
 
     def __str__(self) -> str:
         from hydractl.reporting.lineage import pairs  # noqa: PLC0415 - imports reports, which import this module
@@ -251,8 +251,8 @@ class RowFields(StrictModel):
     """
 
     derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=not_)
-    shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
-    analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
+    shift: Shift | None = Field(default=None, exclude_if=is_none)
+    analyses: Analyses | None = Field(default=None, exclude_if=is_none)
 
     @property
     def label_scopes(self) -> Sequence[str]:

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from pydantic import Field
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputExists
-from hydractl.manifest.document import Digest, SealedDocument, StrictModel
+from hydractl.manifest.document import Digest, SealedDocument, StrictModel, is_none
 from hydractl.output.publish import (
     Digested,
     has_content,
@@ -118,7 +119,7 @@ class Metrics(StrictModel):
 
     accuracy: float
     nll: float
-    span_f1: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    span_f1: float | None = Field(default=None, exclude_if=is_none)
 
     def beats(self, reference: Metrics | None, *, delta: float = 0.0) -> bool:
         """Return whether the metrics are better than `reference` by more than `delta`.
@@ -192,7 +193,7 @@ class StateFile(SealedDocument):
     files: dict[str, str]
     digests: dict[str, Digest] = Field(default={})
     """Digest of each file by name."""
-    settings: dict[str, str] = Field(default={}, exclude_if=lambda value: not value)
+    settings: dict[str, str] = Field(default={}, exclude_if=not_)
     """Settings of the run, from `texts_of`."""
 
 
