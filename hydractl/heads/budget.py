@@ -174,8 +174,8 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
             corners.pop()
         corners.append(point)
     majorant = [float(values[0])]
-    for (left, low), (right, high) in pairwise(corners):
-        steps = right - left
+    for (start, low), (end, high) in pairwise(corners):
+        steps = end - start
         majorant += [*(low + (high - low) * (i / steps) for i in range(1, steps)), float(high)]
     return majorant
 

@@ -125,8 +125,8 @@ def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: f
     can_tell = accepted >= fewest(risk, delta) - 1
     accepted = accepted[can_tell]
     passes = binom.cdf(wrong[accepted - 1].numpy(), accepted.numpy(), risk) <= delta
-    passed = int(np.cumprod(passes).sum())
-    return _below(ordered, wrong, float(ends[can_tell][passed - 1])) if passed else NOTHING
+    rejections = int(np.cumprod(passes).sum())
+    return _below(ordered, wrong, float(ends[can_tell][rejections - 1])) if rejections else NOTHING
 
 
 def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selection:
