@@ -102,6 +102,7 @@ def test_the_table_names_every_number(model, capsys):
         "ECE-",
         "aECE-",
         "AUROC+",
+        *"accepted at 95 % known-".split(),
         "FPR95-",
         "AUPR+",
         "Params-",

@@ -215,7 +215,7 @@ def test_compared_rows_have_paired_differences(folder):
         assert member.difference.values[name].low < member.difference.values[name].high
     assert {*same.difference.values} == {"accuracy", "brier", "nll", "ece", "adaptive_ece"}
     assert (same.difference.ood["many"]["auroc"].low, same.difference.ood["many"]["auroc"].high) == (0, 0)
-    assert {*same.difference.ood["many"]} == {"auroc", "fpr95", "aupr"}
+    assert {*same.difference.ood["many"]} == {"auroc", "accepted95", "fpr95", "aupr"}
 
 
 def test_without_intervals_there_are_no_differences(folder):

@@ -37,11 +37,12 @@ def in_single(value):
 
 @pytest.fixture(scope="module")
 def sample_predictions():
-    """Predictions for five inputs, of which two are accepted; members disagree."""
+    """Predictions for five inputs, of which two are accepted, one is unsure and two are unknown; members disagree."""
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
-    strangest = Predictions.of(responses, NAMES).scores["entropy"].sort().values[2]
-    return Predictions.of(responses, NAMES, Bounds(sure_bound=("entropy", float(strangest))), RULE)
+    ordered = Predictions.of(responses, NAMES).scores["entropy"].sort().values.tolist()
+    bounds = Bounds(known_bound=("entropy", ordered[3]), sure_bound=("entropy", ordered[2]))
+    return Predictions.of(responses, NAMES, bounds, RULE)
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +91,14 @@ def test_every_form_holds_the_same(lines):
             **{f"label{end}": line["top"][k]["label"] for k, end in enumerate(("", "_2")) if "top" in line},
             **{f"probability{end}": line["top"][k]["probability"] for k, end in enumerate(("", "_2")) if "top" in line},
             **{f"vote_{m + 1}": vote for m, vote in enumerate(line.get("votes", ()))},
-            **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accepted", "error") if name in line},
+            **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accepted", "reason", "error") if name in line},
             **({"set": json.dumps(line["set"], ensure_ascii=False, separators=(",", ":"))} if "set" in line else {}),
         }
         for line in lines
     ]  # fmt: skip
     order = [
         "path", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1", "vote_2",
-        "vote_3", "ood_score", "accepted", "set", "error",
+        "vote_3", "ood_score", "accepted", "reason", "set", "error",
     ]  # fmt: skip
 
     assert [json.loads(line) for line in files[".jsonl"].getvalue().splitlines()] == lines
