@@ -10,7 +10,7 @@ of a row is the mean over draws.
   rows, and accepts more in at least three quarters of the rows of each task. Of several such scores, the score
   with the most known inputs.
 
-    python benchmarks/two_tests.py --task digits --work two-tests/ [--draws 3]
+    python benchmarks/two_tests.py --task digits --work two-tests/ [--draws 3] [--encoders tuned]
     python benchmarks/two_tests.py --task clinc150 --file CLINC150.jsonl --backbone MINILM/ --work two-tests/
 
 Both tests use the test data of `few.py`: 95 % of these inputs are accepted by `known`, and the threshold of `sure`
@@ -133,7 +133,8 @@ def chosen(tasks: dict[str, dict[str, list[Numbers]]], kind: str, default: str) 
 def page(tasks: dict[str, dict[str, list[Numbers]]]) -> Iterator[str]:
     """Yield the lines of the result page."""
     yield "# Default scores of the tests `known` and `sure`\n"
-    yield "`python benchmarks/two_tests.py`; the rule is in its docstring. Means over draws, in %.\n"
+    yield "`python benchmarks/two_tests.py`; the rule is in its docstring. Means over draws, in %. Rows of `few.py` that"
+    yield "are not listed were not measured.\n"
     titles = {
         "near": "Near inputs accepted at 95 % known (lower is better)",
         "far": "Far inputs accepted at 95 % known (lower is better)",
