@@ -102,7 +102,7 @@ def test_the_table_names_every_number(model, capsys):
         "ECE-",
         "aECE-",
         "AUROC+",
-        *"accepted at 95 % known-".split(),
+        *["accepted", "at", "95", "%", "known-"],
         "FPR95-",
         "AUPR+",
         "Params-",
