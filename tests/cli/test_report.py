@@ -84,7 +84,7 @@ def test_figures_are_files_that_markdown_shows(call, folder):
     assert len(seen.out.splitlines()) == 11
 
     again = call("report", "0.json", "--figures", "a figure's folder")
-    assert (again.code, "a figure's folder/cost.png: already exists" in again.err) == (6, True)
+    assert (again.code, "a figure's folder/risk.png: already exists" in again.err) == (6, True)
 
 
 @pytest.mark.parametrize(

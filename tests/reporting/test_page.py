@@ -14,7 +14,7 @@ from hydractl.errors import ManifestError
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Example, Examples
 from hydractl.manifest.report import Bins, Report
-from hydractl.reporting.chart import series_style
+from hydractl.reporting.chart import Chart, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.matplotlib_figure import PAINTS, svg
@@ -288,8 +288,12 @@ def with_threshold(report, **updates):
     return changed(report, threshold=rule)
 
 
-def test_the_first_screen_shows_the_threshold_of_the_first_row():
+def test_the_first_screen_shows_the_threshold_of_the_first_row(monkeypatch):
     """The mark is at the accepted share and the share of wrong answers among these."""
+    charts = []
+    monkeypatch.setattr(
+        "hydractl.reporting.figures.Chart", lambda **given: charts.append(Chart(**given)) or charts[-1]
+    )
     (curve, *_) = figures(Compared.of({"a.json": with_threshold(seeded(0))}))
     (panel,) = curve.panels
     drawing = svg(panel, "risk")
@@ -301,6 +305,9 @@ def test_the_first_screen_shows_the_threshold_of_the_first_row():
         in drawing
     )
     assert "threshold of base" not in drawing
+    assert charts[0].series[-1].points == [(0.75, 0.1)]
+    highest = max(y for row in seeded(0).rows for y in row.curves.risk.y)
+    assert charts[0].guides == [((0.75, 0.0), (0.75, highest))]
     assert "threshold" not in next(figures(Compared.of({"a.json": seeded(0)}))).description
 
 
