@@ -284,7 +284,7 @@ def test_the_first_screen_is_a_sentence_a_verdict_and_a_picture():
 
 
 def with_threshold(report, **updates):
-    rule = THRESHOLD.model_copy(update={"count": 40, "accepted": 30, "errors": 3, **updates})
+    rule = THRESHOLD.model_copy(update={"count": 40, "accepted": 30, "errors": 6, **updates})
     return changed(report, threshold=rule)
 
 
@@ -301,11 +301,11 @@ def test_the_first_screen_shows_the_threshold_of_the_first_row(monkeypatch):
     assert curve.name == FIRST
     assert "The mark is the threshold of hydra on `msp`" in curve.description
     assert (
-        "threshold of hydra: accepts inputs whose msp is below -0.5 (75.0 % of 40 samples, 3 wrong)"
+        "threshold of hydra: accepts inputs whose msp is below -0.5 (75.0 % of 40 samples, 6 wrong)"
         in drawing
     )
     assert "threshold of base" not in drawing
-    assert charts[0].series[-1].points == [(0.75, 0.1)]
+    assert charts[0].series[-1].points == [(0.75, 0.2)]
     highest = max(y for row in seeded(0).rows for y in row.curves.risk.y)
     assert charts[0].guides == [((0.75, 0.0), (0.75, highest))]
     assert "threshold" not in next(figures(Compared.of({"a.json": seeded(0)}))).description
