@@ -1,4 +1,4 @@
-"""`hydractl make`: a report and a model with a threshold, from one trained model or a hydra of several."""
+"""`hydractl make`: a report and a model with a threshold, from one trained model or a hydra."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, written_out
 from hydractl.cli.pipeline import literal
-from hydractl.data.reference import DataRef
+from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import (
     OOD_SETS,
@@ -28,15 +29,21 @@ from hydractl.evaluation.options import (
     model_name,
     risk_text,
 )
-from hydractl.messages import counted, did_you_mean_path
+from hydractl.messages import counted, did_you_mean_path, duration_text, listed
 from hydractl.output.publish import Folder, is_stream
+from hydractl.progress import SILENT, reporting
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
 from hydractl.stages.importing.config import name_of
+from hydractl.training.recipe import RECIPES, Recipe, parse_rates
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from hydractl.manifest.header import Header
+    from hydractl.reporting.comparison import Compared
+    from hydractl.reporting.report_values import Number, Quantity
 
 
 PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
@@ -45,10 +52,15 @@ CALIBRATED = "calibrated.st"
 """Copy of a single model with temperature and OOD score."""
 TESTED = "threshold.json"
 """Report of the stage that finds the threshold."""
+CHOICE = "choice.json"
+"""Report of hydra and single model on the fitting half of `--val`, for the choice of `model.st`."""
 THRESHOLD = "threshold"
 """Name of the last stage, which fails if no threshold satisfies the risk."""
-ENSEMBLE = "ensemble"
-"""Name of the ensemble's row."""
+ENSEMBLE, SINGLE = "ensemble", "single"
+"""Names of the rows of the ensemble, and with `--hydra` of MODEL."""
+TUNED, PRUNED = "tuned", "pruned"
+MEMBERS = 3
+"""Number of members that `--hydra` makes, as in the paper."""
 FROM_SCRIPTS = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".pkl")
 """File name suffixes of weights that `import` must convert first."""
 _PLAIN = re.compile(r"[\w-]+")
@@ -95,6 +107,37 @@ class MakeConfig(CommandConfig):
         below=1.0,
         metavar="R",
     )
+    hydra: str | None = setting(
+        None,
+        f"Make a hydra of one MODEL: `{TUNED}` trains {MEMBERS} copies on `--train`; `{PRUNED}` removes a third of the heads first.",
+        choices=(TUNED, PRUNED),
+        only_with=Constraint(
+            lambda config: len(config.models) == 1,
+            message="`--hydra` has no effect: several models are the members of the hydra",
+            hint="leave it out, or give a single model",
+        ),
+    )
+    epochs: int | None = setting(
+        None, "Epochs of `--hydra` (default: by type of model).", low=1, metavar="N", only_with="hydra"
+    )
+    lr: tuple[float, ...] = setting(
+        (),
+        "Learning rate of `--hydra`; of several, the best on `--val` (default: by type of model).",
+        above=0.0,
+        parse=parse_rates,
+        metavar="X[,Y,...]",
+        only_with="hydra",
+    )
+    pick: str | None = setting(
+        None,
+        f"Row of the table for {MODEL} (default: hydra; with `--hydra`, the cheapest row that is not worse on `--val`).",
+        metavar="ROW",
+        only_with=Constraint(
+            lambda config: config.fuses,
+            message="`--pick` has no effect, because the table has a single row",
+            hint="leave it out, or add `--hydra tuned`",
+        ),
+    )
     max_loss: float = setting(
         0.01,
         "Largest increase of the NLL on `--val` by a shared trunk, in nats.",
@@ -102,8 +145,8 @@ class MakeConfig(CommandConfig):
         shows_range=False,
         metavar="NATS",
         only_with=Constraint(
-            lambda config: len(config.models) > 1,
-            message="`--max-loss` has no effect: a single model is not fused",
+            lambda config: config.fuses and config.hydra != PRUNED,
+            message="`--max-loss` has no effect: no trunk is merged",
             hint="leave it out, or give several models",
         ),
     )
@@ -158,6 +201,33 @@ class MakeConfig(CommandConfig):
                 hint=f"give `{self.named_models[0][1]}`",
             )
 
+        if self.hydra and from_script(self.models[0]):
+            raise UsageError(
+                f"`--hydra {self.hydra}`: {self.models[0]} has to be imported first",
+                hint=f"`hydractl import {shlex.quote(self.models[0])} -o model.st`, then `hydractl make model.st`",
+            )
+        if self.pick not in {None, *self.picks}:
+            raise UsageError(
+                f"`--pick {self.pick}`: no row that is one model has this name",
+                hint=f"choose from {', '.join(self.picks)}",
+            )
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the first row is a hydra."""
+        return len(self.models) > 1 or self.hydra is not None
+
+    @property
+    def picks(self) -> tuple[str, ...]:
+        """Names of the rows that can be `model.st`."""
+        others = [SINGLE] if self.hydra else [name for name, _ in self.named_models]
+        return (Path(HYDRA).stem, *others) if self.fuses else tuple(others)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the row of `model.st` is chosen on the fitting half of `--val`."""
+        return self.hydra is not None and self.pick is None
+
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:
         """Name in the table and reference of each model. Names not typed are derived from paths."""
@@ -170,15 +240,20 @@ class MakeConfig(CommandConfig):
     def further_inputs(self) -> tuple[InputRef, ...]:
         return tuple(InputRef(Role.MODEL, model) for _, model in self.named_models if not from_script(model))
 
-    def stages(self) -> Iterator[StageOptions]:
-        """Yield the pipeline stages that import models, fuse several, and make table, page and threshold.
+    def stages(self, pick: str | None, *, fits_scores: bool = True) -> Iterator[StageOptions]:
+        """Yield the pipeline stages that import, train and fuse models, and make table, page and threshold.
 
         A single model stays unchanged. The table measures the model with fitted temperature and OOD score.
         `calibrated.st` stores both.
 
+        Args:
+            pick: Row of the last stage, which finds the threshold. None omits this stage.
+            fits_scores: Whether OOD scores are fitted on `--train`.
+
         Raises:
             CheckpointError: If weights of a training script do not exist.
-            UsageError: If a path contains a comma, the separator of lists of models.
+            UsageError: If a path contains a comma, the separator of lists of models, or if members cannot be
+                made of the model.
         """
         fitting, testing = self.halves(self.val)
         models = []
@@ -203,49 +278,63 @@ class MakeConfig(CommandConfig):
                     "out": models[-1],
                 }
         on = self._options(device=None if self.device == "auto" else self.device)
-        scored = {} if self.train is None else {"fit": str(self.train), "val": fitting}
-        fuses = len(models) > 1
-        if fuses:
+        scored = {"fit": str(self.train), "val": fitting} if self.train and fits_scores else {}
+        rows = dict(zip([SINGLE] if self.hydra else [n for n, _ in self.named_models], models, strict=True))
+        if self.hydra:
+            members = [self._path(f"{self.hydra}-{i}.st") for i in range(MEMBERS)]
+            yield from self._member_stages(models[0], fitting, on)
+        else:
+            members = models
+        merging: StageOptions = {"merge-trunk": "auto", "max-loss": self.max_loss, "force-merge": True}
+        if self.fuses:
             yield {
                 "name": "fuse",
                 "command": "fuse",
-                "models": models,
-                "merge-trunk": "auto",
-                "max-loss": self.max_loss,
-                "force-merge": True,
-                "data": fitting,
+                "models": members,
+                **({} if self.hydra == PRUNED else merging | {"data": fitting}),
                 "temperature": fitting,
                 **scored,
                 **on,
                 "out": self._path(HYDRA),
             }
+        fitted: StageOptions = {"temperature": fitting, **scored}
+        compared = [f"{name}={model}" for name, model in rows.items()]
+        if self.chooses:
+            yield {
+                "name": "choice",
+                "command": "eval",
+                "model": self._path(HYDRA),
+                "data": fitting,
+                **(ood_sets := self._ood_sets(0)),
+                "compare": compared,
+                **(fitted if any(ood_sets.values()) else {"temperature": fitting}),
+                "latency": False,
+                **on,
+                "out": self._path(CHOICE),
+            }
         yield {
             "name": "table",
             "command": "eval",
-            "model": self._path(HYDRA) if fuses else models[0],
+            "model": self._path(HYDRA) if self.fuses else models[0],
             "data": str(self.test),
-            "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.near],
-            "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.far],
+            **self._ood_sets(1 if self.chooses else None),
             **(
-                {
-                    "compare": [
-                        f"{ENSEMBLE}={','.join(models)}",
-                        *(f"{n}={m}" for (n, _), m in zip(self.named_models, models, strict=True)),
-                    ]
-                }
-                if fuses
+                {"compare": [f"{ENSEMBLE}={','.join(members)}", *compared]}
+                if self.fuses
                 else {"store": self._path(CALIBRATED)}
             ),
-            "temperature": fitting,
-            **(scored if self.near or self.far or not fuses else {}),
+            **(fitted if self.near or self.far or not self.fuses else {"temperature": fitting}),
             **on,
             "out": self._path(REPORT),
         }
         yield {"name": "page", "command": "report", "files": [self._path(REPORT)], "out": self._path(PAGE)}
+        if pick is None:
+            return
+        calibrated = self._path(HYDRA if self.fuses else CALIBRATED)
         yield {
             "name": THRESHOLD,
             "command": "eval",
-            "model": self._path(HYDRA if fuses else CALIBRATED),
+            **({"model": rows[pick], **fitted} if self.fuses and pick in rows else {"model": calibrated}),
             "data": testing,
             "threshold-for": str(risk_text(self.risk)),
             "latency": False,
@@ -254,6 +343,100 @@ class MakeConfig(CommandConfig):
             "store": self._path(MODEL),
             "out": self._path(TESTED),
         }
+
+    def _member_stages(self, model: str, fitting: str, on: StageOptions) -> Iterator[StageOptions]:
+        """Yield the stages of `--hydra`: with `pruned` scores and pruned members, and the training of each member.
+
+        Zero-shot models have no training.
+
+        Raises:
+            UsageError: If the model cannot be trained, or `--train` is missing.
+        """
+        from hydractl.families.open_model import open_model
+
+        header = open_model(model).header
+        trains, recipe = header.prompting is None, self.training(header)
+        if self.hydra == TUNED and not trains:
+            raise UsageError(
+                f"`--hydra {TUNED}`: {model} is a zero-shot model, which `finetune` does not train",
+                hint=f"use `--hydra {PRUNED}`, which needs no training",
+            )
+        if trains and self.train is None:
+            raise UsageError(
+                f"`--hydra {self.hydra}` trains {MEMBERS} members, but there are no training data",
+                hint="add `--train DATA`, or leave out `--hydra`",
+            )
+        starts = [model] * MEMBERS
+        if self.hydra == PRUNED:
+            heads = sum(tower.layers * tower.num_heads for tower in header.architecture.towers.values())
+            removed = round(heads / 3)
+            pool = min(2 * removed, heads - 1)
+            made = self._path(f"{PRUNED}-{{i}}.st" if not trains else "start-{i}.st")
+            yield {
+                "name": "score",
+                "command": "score",
+                "model": model,
+                "method": "circuit",
+                "objective": "acc",
+                "data": fitting,
+                "remove": pool,
+                **on,
+                "out": self._path("scores.json"),
+            }
+            yield {
+                "name": "prune",
+                "command": "prune",
+                "model": model,
+                "scores": [self._path("scores.json")],
+                "strategy": "sample",
+                "remove": removed,
+                "pool": pool,
+                "members": MEMBERS,
+                "out": made,
+            }
+            starts = [made.replace("{i}", str(i)) for i in range(MEMBERS)]
+        for i, start in enumerate(starts if trains else ()):
+            yield {
+                "name": f"tune-{i}",
+                "command": "finetune",
+                "model": start,
+                "data": str(self.train),
+                "val": fitting,
+                "lr": [f"{lr:g}" for lr in recipe.lr],
+                "epochs": int(recipe.epochs or 0),
+                "batch-size": recipe.batch_size,
+                "seed": i,
+                **on,
+                "out": self._path(f"{self.hydra}-{i}.st"),
+            }
+
+    def training(self, header: Header) -> Recipe:
+        """Return the training of a member: of texts by `bert-finetune`, of images by the defaults of `finetune`.
+
+        Only learning rates, epochs and batch size are those of the recipe. Its longest text would change the
+        model's own, and the flips of image recipes change the class of some images.
+        """
+        from hydractl.data.datasets import Content, content_of
+
+        is_text = content_of(header.preprocess) is Content.TEXTS
+        recipe = RECIPES["bert-finetune"] if is_text else Recipe()
+        epochs = recipe.epochs if self.epochs is None else self.epochs
+        return replace(Recipe(), lr=self.lr or recipe.lr, epochs=epochs, batch_size=recipe.batch_size)
+
+    def _ood_sets(self, half: int | None) -> StageOptions:
+        """Return the OOD sets as options of `eval`, or a half of each set: 0 for the choice, 1 for the table.
+
+        Generated sets have no halves. The choice omits these sets, so that no test data decide.
+        """
+        options: StageOptions = {}
+        for kind, sets in (("near", self.near), ("far", self.far)):
+            refs = {
+                s.name: self.halves(s.ref) if "part" in KEYS[s.ref.kind] else ("", str(s.ref)) for s in sets
+            }
+            options[kind] = [
+                f"{s.name}={ref}" for s in sets if (ref := str(s.ref) if half is None else refs[s.name][half])
+            ]
+        return options
 
     @staticmethod
     def halves(ref: DataRef) -> tuple[str, str]:
@@ -377,27 +560,131 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     if not config.dry_run:
         check_held_out(config)
     plan = config.keep or config.out / PLAN
-    if config.train and (labels := _other_labels(config)):
+    labels = _other_labels(config) if config.train else ""
+    if labels and not config.hydra:
         terminal.progress().warn(
             f"`--train` is ignored: the models answer {labels}, and only models with one label use it"
         )
-        config = replace(config, train=None)
-    stage_tables = ({key: literal(value) for key, value in stage.items()} for stage in config.stages())
-    text = written(stage_tables, command="make")
-    stages = read_back(plan, text, force=config.force or (config.dry_run and config.keep is None))
-    run_plan(
-        plan,
-        text,
-        stages,
-        terminal,
-        dry_run=config.dry_run,
-        keep=config.keep is not None,
-        brief=not terminal.quiet,
-        may_fail=(THRESHOLD,),
-    )
+    hydra, *_ = config.picks
+    picks = (None, *config.picks) if config.chooses else (config.pick or hydra,)
+    texts = {pick: _text(config, pick, fits_scores=not labels) for pick in picks}
+    first = texts[picks[0]]
+    # With a choice, the file has one of several texts after an earlier run.
+    present = plan.read_bytes() if plan.is_file() else b""
+    known = next((text for text in texts.values() if text.encode() == present), first)
+    force = config.force or (config.dry_run and config.keep is None)
+    read_back(plan, known, force=force)
+    results: list[dict[str, object]] = []
+
+    def run(text: str, *, last: bool) -> None:
+        run_plan(
+            plan,
+            text,
+            read_back(plan, text, force=True)[-1 if last else None :],
+            terminal,
+            dry_run=config.dry_run,
+            keep=config.keep is not None,
+            brief=not terminal.quiet,
+            may_fail=(THRESHOLD,),
+            results=results,
+        )
+
+    if config.hydra and not (terminal.as_json or terminal.quiet):
+        with reporting(terminal.progress()):
+            _print_estimate(config)
+    run(first, last=False)
+    if config.chooses and not config.dry_run:
+        run(texts[_choice(config)], last=True)
     if not (config.dry_run or terminal.as_json or terminal.quiet):
         with written_out():
             _show(config)
+
+
+def _text(config: MakeConfig, pick: str | None, *, fits_scores: bool) -> str:
+    """Return the text of the pipeline; `pick` is the row of the last stage, or None without this stage."""
+    stages = config.stages(pick, fits_scores=fits_scores)
+    return written(({key: literal(value) for key, value in s.items()} for s in stages), command="make")
+
+
+def _print_estimate(config: MakeConfig) -> None:
+    """Print the steps of the training, and the time from a few timed steps; nothing if the members exist.
+
+    Raises:
+        HydraError: If the model cannot be trained on the data.
+    """
+    from hydractl.cli.timing import MORE_STEPS, step_and_start, training_seconds, training_work
+    from hydractl.data.datasets import content_of
+    from hydractl.data.open_dataset import open_data
+    from hydractl.families.open_model import open_model
+
+    ((_, model),), train = config.named_models, config.train
+    header = open_model(model).header
+    if train is None or header.prompting is not None or (config.out / HYDRA).exists():
+        return
+    recipe, fitting = config.training(header), DataRef.parse(config.halves(config.val)[0])
+    samples, validated = (
+        len(open_data(ref, content=content_of(header.preprocess))) for ref in (train, fitting)
+    )
+    steps = MEMBERS * len(recipe.lr) * recipe.total_steps(math.ceil(samples / recipe.batch_size))
+    progress.step(f"Timing {MORE_STEPS} steps of training {model}")
+    with reporting(SILENT):
+        step, start = step_and_start(
+            lambda count, out: training_seconds(model, train, fitting, recipe, steps=count, out=out)
+        )
+    seconds = MEMBERS * (start + step * training_work(recipe, samples=samples, validated=validated))
+    progress.step(
+        f"Training {MEMBERS} members: {steps} steps of {recipe.batch_size} samples, about {duration_text(seconds)}, "
+        f"estimated from {step * 1000:.0f} ms per step"
+        + ", without the time of `hydractl score`"
+        * (config.hydra == PRUNED)
+    )
+
+
+def _choice(config: MakeConfig) -> str:
+    """Return the row of `model.st`, from NLL and AUROC of hydra and single model on the fitting half of `--val`.
+
+    The row with more multiply-accumulates needs a significant lead in one of them, and no significant deficit.
+    """
+    from hydractl.cli.quality import COSTS
+    from hydractl.manifest.report import Report
+    from hydractl.reporting.comparison import Compared
+    from hydractl.reporting.report_values import BETTER, WORSE, judgement
+
+    compared = Compared.of({CHOICE: Report.read(config.out / CHOICE)})
+    hydra, single = compared.names
+    differences = _deciding(compared)
+    words = {judgement(quantity.metric, number) for quantity, number in differences.items()}
+    macs = [compared.rows[row][COSTS["compute"]].value for row in (hydra, single)]
+    if macs[0] > macs[1]:
+        return hydra if BETTER in words and WORSE not in words else single
+    return single if WORSE in words and BETTER not in words else hydra
+
+
+def _deciding(compared: Compared) -> dict[Quantity, Number]:
+    """Return the differences of NLL and AUROC by the default OOD score: hydra minus single model."""
+    from hydractl.cli.quality import quality
+
+    differences = compared.differences[SINGLE]
+    return {q: differences[q] for q in quality(compared).values() if q.metric.name in {"nll", "auroc"}}
+
+
+def _reason(config: MakeConfig, compared: Compared) -> str:
+    """Return the sentence about `model.st`, with differences on the test data and the cost of the hydra."""
+    from hydractl.cli.quality import COSTS
+
+    chosen = config.pick or _choice(config)
+    hydra, rows = compared.names[0], compared.rows
+    parts = [
+        f"{q.label} by {number.value:+.3f}"
+        + (f" ± {(number.interval[1] - number.interval[0]) / 2:.3f}" if number.interval else "")
+        for q, number in _deciding(compared).items()
+    ]
+    kind, cost = next((k, q) for k, q in [*COSTS.items()][::-1] if q in rows[hydra] and q in rows[SINGLE])
+    ratio = rows[hydra][cost].value / rows[SINGLE][cost].value
+    return (
+        f"{MODEL} is the {'hydra' if chosen == hydra else 'single model'}{' (--pick)' * bool(config.pick)}: "
+        f"on the test data the hydra differs in {listed(parts)}, at {ratio:.2g} times the {kind}."
+    )
 
 
 def _other_labels(config: MakeConfig) -> str:
@@ -428,8 +715,10 @@ def _show(config: MakeConfig) -> None:
     from hydractl.reporting.verdict import sentence
 
     compared = Compared.of({REPORT: Report.read(config.out / REPORT)})
-    show_quality(compared, unit=compared.names[-len(config.models)])
-    for text in ("", *([sentence(compared)] if len(config.models) > 1 else []), *_outcome(config)):
+    show_quality(compared, unit=SINGLE if config.hydra else compared.names[-len(config.models)])
+    verdicts = [sentence(compared)] if config.fuses else []
+    reasons = [_reason(config, compared)] if config.hydra else []
+    for text in ("", *verdicts, *reasons, *_outcome(config)):
         line(console(), text)
 
 

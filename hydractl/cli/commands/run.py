@@ -131,6 +131,7 @@ def run_stages(
     quiet: bool,
     brief: bool = False,
     may_fail: Collection[str] = (),
+    results: list[dict[str, object]] | None = None,
 ) -> None:
     """Run all command lines with `--if-changed`.
 
@@ -142,12 +143,13 @@ def run_stages(
         quiet: Print only paths.
         brief: Print the running commands, without standard output.
         may_fail: Names of stages whose check may fail (exit code 5) without ending the run.
+        results: Results of earlier stages, to which the results of these stages are added.
 
     Raises:
         Exit: With the exit code of a failed stage.
         OutputError: If the folder of an output cannot be created.
     """
-    results: list[dict[str, object]] = []
+    results = [] if results is None else results
     if json:
         Terminal(as_json=True).document({"stages": results})  # `repeat = 0` leaves the list empty.
     countdown = Countdown([stage.seconds for stage in stages for _ in stage.lines])
@@ -333,10 +335,11 @@ def run_plan(
     keep: bool = False,
     brief: bool = False,
     may_fail: Collection[str] = (),
+    results: list[dict[str, object]] | None = None,
 ) -> None:
     """Write and run a pipeline. With `dry_run`, print the commands and write the file only if `keep`.
 
-    `brief` and `may_fail` are arguments of `run_stages`.
+    `brief`, `may_fail` and `results` are arguments of `run_stages`.
 
     Raises:
         OutputError: If the file's folder cannot be created.
@@ -360,6 +363,7 @@ def run_plan(
             quiet=terminal.quiet,
             brief=brief,
             may_fail=may_fail,
+            results=results,
         )
     except typer.Exit:
         if is_new and not keep and [path for path in plan.parent.rglob("*") if path.is_file()] == [plan]:

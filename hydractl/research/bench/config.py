@@ -228,8 +228,6 @@ class BenchConfig(CommandConfig):
 
 
 TABLE_STAGE = "table"
-FORWARD = 1 / 3
-"""Share of a forward pass in the cost of a training step; the backward pass costs two forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

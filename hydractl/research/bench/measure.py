@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hydractl import progress
 from hydractl.cli.commands.run import StageOptions
+from hydractl.cli.timing import FORWARD, MORE_STEPS, step_and_start, training_seconds, training_work
 from hydractl.data.datasets import Content, Dataset, content_of
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
@@ -25,21 +24,16 @@ from hydractl.progress import SILENT, reporting
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions, baselines_of
 from hydractl.research.baselines.rows import check_baseline
-from hydractl.research.bench.config import FORWARD, BenchConfig, CostModel, WorkEstimate
+from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate
 from hydractl.research.bench.rows import PAIRS, PLANS, TEST, TRAIN, VAL, Rival, SharedSettings
 from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.run import open_training, run_finetune
+from hydractl.stages.finetune.run import open_training
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.training.plan import check_classes, open_student, trained_names
 from hydractl.training.recipe import Recipe
-
-FEW_STEPS, MORE_STEPS = 2, 10
-"""Steps of the two timed runs. The difference excludes the start of a command. A first run of a single step
-is not timed, because libraries are loaded then. Chosen by hand; doubling doubles the time and lowers the
-noise of the estimate."""
 
 
 def base_of(config: BenchConfig) -> OpenModel:
@@ -92,10 +86,7 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
     batch = config.recipe.batch_size
 
     def training(recipe: Recipe) -> float:
-        batches = ceil(count(config.data) / batch)
-        steps = recipe.total_steps(batches)
-        validated = ceil(steps / batches) * count(config.val) / batch * FORWARD
-        return max(1, len(recipe.lr)) * (steps + validated)
+        return training_work(recipe, samples=count(config.data), validated=count(config.val))
 
     from_start = config.recipe
     if config.start_epochs is not None:
@@ -124,44 +115,26 @@ def measure(config: BenchConfig, base: OpenModel) -> CostModel:
     """
     trains = base.header.prompting is None
     progress.step(f"Timing {MORE_STEPS} {'steps of training' if trains else 'batches of'} {config.model}")
-    with TemporaryDirectory() as folder:
-        out = Path(folder)
-        _, few_seconds, more_seconds = (
-            _seconds(config, steps, out / f"{steps}.st", trains=trains)
-            for steps in (1, FEW_STEPS, MORE_STEPS)
-        )
-    step = (
-        (more_seconds - few_seconds) / (MORE_STEPS - FEW_STEPS)
-        if more_seconds > few_seconds
-        else more_seconds / MORE_STEPS
-    )
-    return CostModel(step=step, begin=max(0.0, few_seconds - FEW_STEPS * step))
+    step, begin = step_and_start(lambda steps, out: _seconds(config, steps, out, trains=trains))
+    return CostModel(step=step, begin=begin)
 
 
 def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> float:
     """Return the duration of a number of training steps, or of predictions with the same computation."""
-    recipe, start_time = config.recipe, time.monotonic()
+    recipe = config.recipe
     if trains:
-        run_finetune(
-            FinetuneConfig(
-                model=config.model,
-                data=config.data,
-                val=replace(config.val, limit=1),
-                out=out,
-                recipe=replace(recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=recipe.lr[:1]),
-            )
+        return training_seconds(config.model, config.data, config.val, recipe, steps=steps, out=out)
+    start_time = time.monotonic()
+    run_eval(
+        EvalConfig(
+            model=config.model,
+            data=replace(config.test, limit=steps * recipe.batch_size),
+            metrics=("accuracy",),
+            batch_size=recipe.batch_size,
+            naming=config.naming,
         )
-    else:
-        run_eval(
-            EvalConfig(
-                model=config.model,
-                data=replace(config.test, limit=steps * recipe.batch_size),
-                metrics=("accuracy",),
-                batch_size=recipe.batch_size,
-                naming=config.naming,
-            )
-        )
-    return (time.monotonic() - start_time) / (1 if trains else FORWARD)
+    )
+    return (time.monotonic() - start_time) / FORWARD
 
 
 def supported_rivals(
