@@ -31,6 +31,7 @@ from hydractl.reporting.report_values import (
 )
 from hydractl.reporting.verdict import judged_quantities
 
+LEVEL_NOTE = "level: the 95 % interval of the difference includes 0, or the difference is small"
 COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
 
 
@@ -99,7 +100,7 @@ def show(out: Path) -> None:
         show_quality(compared, unit=SINGLE)
         for opponent in filter(compared.rows.__contains__, OPPONENTS):
             line(terminal, sentence(compared, opponent))
-        line(terminal, "level: the 95 % interval of the difference includes 0")
+        line(terminal, LEVEL_NOTE)
         if (out / PREDICTIONS).exists():
             heads = ["input", "truth", "votes", "confidence", "answer"]
             rows = answers(out / PREDICTIONS)
@@ -119,9 +120,10 @@ def sentence(compared: Compared, opponent: str) -> str:
     first, differences = compared.names[0], compared.differences[opponent]
     labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
     for head, quantity in quality(compared).items():
-        label, difference = head.partition(" ")[0], differences[quantity]
-        word = judgement(quantity.metric, difference) or LEVEL
-        labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
+        if difference := differences.get(quantity):
+            label = head.partition(" ")[0]
+            word = judgement(quantity.metric, difference, compared.smallest) or LEVEL
+            labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
     parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
     cost, other_cost = (compared.rows[row][COSTS["compute"]].value for row in (first, opponent))
     return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute."

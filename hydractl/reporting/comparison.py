@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import hypot, inf, sqrt
 from statistics import fmean, stdev
 from typing import Self
@@ -16,6 +16,7 @@ from hydractl.metrics.registry import METRICS, TEMPERATURE
 from hydractl.reporting.report_values import (
     SEEDS,
     SETS,
+    SMALLEST,
     Number,
     Quantity,
     difference_of,
@@ -90,6 +91,7 @@ class Compared:
         differences: For each other row the first row's numbers minus the numbers of this row.
         notes: Remarks that a reader needs.
         over: Difference between reports, over which means are taken: `SEEDS` or `SETS`.
+        smallest: Differences below which two rows are level, by metric.
     """
 
     files: tuple[str, ...]
@@ -99,14 +101,22 @@ class Compared:
     differences: Mapping[str, Mapping[Quantity, Number]]
     notes: tuple[str, ...]
     over: str = SEEDS
+    smallest: Mapping[str, float] = field(default_factory=lambda: SMALLEST)
 
     @classmethod
-    def of(cls, reports: Mapping[str, Report], *, over: str = SEEDS) -> Compared:
+    def of(
+        cls,
+        reports: Mapping[str, Report],
+        *,
+        over: str = SEEDS,
+        smallest: Mapping[str, float] = SMALLEST,
+    ) -> Compared:
         """Combine reports.
 
         Args:
             reports: One or more reports, by name.
             over: As above.
+            smallest: Values of `smallest` that differ from `SMALLEST`.
 
         Raises:
             InputError: If the reports do not measure the same quantities.
@@ -143,6 +153,7 @@ class Compared:
             },
             notes=tuple(_notes(files, every, over)),
             over=over,
+            smallest={**SMALLEST, **smallest},
         )
 
     @property

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 BETTER, LEVEL, WORSE = "better", "level", "worse"
 _COLUMNS = {"latency_batch_ms": "Latency of a batch"}
+SMALLEST: Mapping[str, float] = {
+    "accuracy": 0.002,
+    "nll": 0.005,
+    "ece": 0.005,
+    "auroc": 0.005,
+    "f1_micro": 0.002,
+    "span_f1": 0.002,
+}
+"""Differences below which two rows are level, by metric. Chosen by hand; twice the values call more rows level."""
 SEEDS, SETS = "seeds", "sets"
 """Differences between several reports of one comparison: random seeds, or ID data sets."""
 GROUPS = ("near", "far", "all")
@@ -241,23 +250,23 @@ def cell_of(metric: Metric, number: Number | None) -> Cell:
     return Cell(*_parts(number, partial(format_value, metric)))
 
 
-def difference_cell(metric: Metric, number: Number | None) -> Cell:
+def difference_cell(metric: Metric, number: Number | None, smallest: Mapping[str, float] = SMALLEST) -> Cell:
     """Return a cell with a signed difference, the interval and the judgement."""
     if number is None:
         return Cell()
-    return Cell(*_parts(number, "{:+.3f}".format), judgement(metric, number))
+    return Cell(*_parts(number, "{:+.3f}".format), judgement(metric, number, smallest))
 
 
-def judgement(metric: Metric, difference: Number) -> str:
+def judgement(metric: Metric, difference: Number, smallest: Mapping[str, float] = SMALLEST) -> str:
     """Return the judgement of a difference of the first row: better, worse or level.
 
-    Level means that the interval contains 0. Empty without an interval, or for a metric without a better
-    direction.
+    Level means that the interval contains 0, or that the difference is below the metric's smallest
+    difference. Empty without an interval, or for a metric without a better direction.
     """
     if difference.interval is None or metric.higher_is_better is None:
         return ""
     low, high = difference.interval
-    if low <= 0 <= high:
+    if low <= 0 <= high or abs(difference.value) < smallest.get(metric.name, 0.0):
         return LEVEL
     return BETTER if (low > 0) == metric.higher_is_better else WORSE
 

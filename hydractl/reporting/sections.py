@@ -287,7 +287,10 @@ def _numbers(
     rows += [
         (
             f"{first} − {row}",
-            tuple(difference_cell(q.metric, numbers.get(q)) if q in directed else Cell() for q in quantities),
+            tuple(
+                difference_cell(q.metric, numbers.get(q), compared.smallest) if q in directed else Cell()
+                for q in quantities
+            ),
         )
         for row, numbers in compared.differences.items()
         if directed & numbers.keys()

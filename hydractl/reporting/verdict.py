@@ -26,7 +26,7 @@ from hydractl.reporting.report_values import (
     scopes,
 )
 
-JUDGED_METRICS = ("accuracy", "ndcg", "nll", "ece", "auroc")
+JUDGED_METRICS = ("accuracy", "f1_micro", "span_f1", "ndcg", "nll", "ece", "auroc")
 """Metrics of the verdict."""
 MOST_SCORES = 2
 """Number of OOD scores in the verdict. The first scores of a report include, by default, the score stored in
@@ -100,7 +100,7 @@ def _difference_cell(compared: Compared, row: str, quantity: Quantity) -> Cell:
         return Cell()
     if quantity.name in CALIBRATED and not compared.scaled_alike(row):
         return Cell(WITHHELD)
-    cell = difference_cell(quantity.metric, difference)
+    cell = difference_cell(quantity.metric, difference, compared.smallest)
     return Cell(cell.word or UNCLEAR, f"{cell.value} {cell.note}".rstrip(), cell.word)
 
 
@@ -123,8 +123,31 @@ def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
 
 
 def sentence(compared: Compared) -> str:
-    """Return the most detailed verdict of at most `MOST_WORDS` words, one sentence."""
-    return next(text for text in _sentences(compared) if len(text.split()) <= MOST_WORDS)
+    """Return the most detailed verdict of at most `MOST_WORDS` words, one sentence.
+
+    If the accuracy of the first row does not exceed guessing, a sentence with this fact comes first.
+    """
+    verdict = next(text for text in _sentences(compared) if len(text.split()) <= MOST_WORDS)
+    return f"{guessing(compared)} {verdict}".lstrip()
+
+
+def guessing(compared: Compared) -> str:
+    """Return the sentence that the first row is no more accurate than the most frequent class, or empty text.
+
+    Reports without results for every class have no sentence.
+    """
+    first, by_class = compared.reports[0].rows[0], compared.reports[0].rows[0].by_class
+    if by_class is None or len(by_class.classes) < by_class.total or "accuracy" not in first.values:
+        return ""
+    largest = max(by_class.classes, key=lambda hits: hits.count)
+    share = largest.count / sum(hits.count for hits in by_class.classes)
+    accuracy = first.values["accuracy"].value
+    if accuracy > share:
+        return ""
+    return (
+        f"The accuracy of {first.name}, {accuracy:.3f}, does not exceed guessing: {share:.3f} of the samples "
+        f"have the class {largest.name}."
+    )
 
 
 def _sentences(compared: Compared) -> Iterator[str]:

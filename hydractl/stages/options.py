@@ -15,6 +15,7 @@ from hydractl.manifest.terms import LARGEST_TEMPERATURE, POOLINGS, SMALLEST_TEMP
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.publish import DOCUMENT, WEIGHTS, output
 from hydractl.prediction.class_names import FORMS, Naming
+from hydractl.reporting.report_values import SMALLEST as SMALLEST_DIFFERENCES
 from hydractl.runtime import DTYPES
 from hydractl.settings import (
     LARGEST_SEED,
@@ -363,3 +364,43 @@ def budget_of(
             hint="`--keep-fraction 0.667` keeps two thirds; `--keep 0` removes all heads",
         )
     return HeadBudget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """Difference of a metric below which two rows are level."""
+
+    metric: str
+    difference: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.difference:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Smallest:
+        """Parse `METRIC=X`.
+
+        Raises:
+            UsageError: If the text has another form, the verdict lacks the metric, or X is negative.
+        """
+        name, _, typed = text.partition("=")
+        if name not in SMALLEST_DIFFERENCES:
+            raise UsageError(
+                f"`--smallest {text}`: expected METRIC=X with a metric of the verdict",
+                hint=f"metrics: {', '.join(SMALLEST_DIFFERENCES)}; for example `--smallest nll=0.01`",
+            )
+        difference = number("--smallest", typed)
+        if difference < 0:
+            raise UsageError(
+                f"`--smallest {text}`: must be at least 0", hint=f"for example `--smallest {name}=0`"
+            )
+        return cls(name, difference)
+
+
+SMALLEST = Setting(
+    f"Call rows level in a metric below this difference (default: {', '.join(f'{k}={v:g}' for k, v in SMALLEST_DIFFERENCES.items())}).",
+    parse=Smallest.parse,
+    repeated=True,
+    metavar="METRIC=X",
+    shows_default=False,
+)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.manifest.document import Value
+from hydractl.manifest.guarantees import ByClass, ClassHits
 from hydractl.manifest.report import Difference
 from hydractl.metrics.registry import METRICS
 from hydractl.reporting.comparison import Compared
@@ -32,8 +33,14 @@ def test_it_is_one_sentence_of_thirty_words_at_most_whatever_models_are_called(n
 END = st.floats(-2, 2, allow_subnormal=False)
 
 
-@given(st.sampled_from(["accuracy", "nll", "ece", "auroc"]), st.tuples(END, END, END).map(sorted))
-def test_better_is_what_the_whole_interval_is_on_the_good_side_of(metric, ends):
+@given(
+    st.sampled_from(["accuracy", "nll", "ece", "auroc"]),
+    st.tuples(END, END, END).map(sorted),
+    st.none() | st.floats(0, 1),
+)
+def test_better_is_a_difference_of_sufficient_size_with_the_whole_interval_on_one_side(
+    metric, ends, smallest
+):
     low, value, high = ends
     report = seeded(0, names=("hydra", "base"), near=(), far=("noise",))
     gap = {metric: Value(value=value, low=low, high=high)}
@@ -42,11 +49,12 @@ def test_better_is_what_the_whole_interval_is_on_the_good_side_of(metric, ends):
     )
     first, base = report.rows
     report = report.model_copy(update={"rows": (first, base.model_copy(update={"difference": difference}))})
-    compared = Compared.of({"a.json": report})
+    compared = Compared.of({"a.json": report}, smallest={} if smallest is None else {metric: smallest})
 
     quantity = Quantity(metric, "noise" if metric == "auroc" else None)
     good, bad = (low > 0, high < 0) if METRICS[metric].higher_is_better else (high < 0, low > 0)
-    word = "better" if good else "worse" if bad else "level"
+    least = {"accuracy": 0.002}.get(metric, 0.005) if smallest is None else smallest
+    word = "level" if abs(value) < least else "better" if good else "worse" if bad else "level"
     assert judgements(compared)["base"][quantity] == word
     arrow = "↑" if metric in {"accuracy", "auroc"} else "↓"
     (cells,) = (cells for name, cells in verdict_table(compared).rows if name == f"{quantity.label} {arrow}")
@@ -164,3 +172,32 @@ def test_a_row_alone_is_not_called_better():
 
     assert sentence(compared) == ("hydra is the only model on this page, so there is no comparison.")
     assert verdict_table(compared).heads == ("hydra",)
+
+
+def by_class(*counts):
+    classes = tuple(ClassHits(index=i, name=f"c{i}", count=n, hits=0) for i, n in enumerate(counts))
+    return ByClass(total=len(counts), classes=classes, confusions=())
+
+
+@pytest.mark.parametrize(
+    ("counts", "accuracy", "begin"),
+    [
+        ((60, 40), 0.6, "The accuracy of hydra, 0.600, does not exceed guessing: 0.600 of the samples have the class c0. "),
+        ((40, 60), 0.5, "The accuracy of hydra, 0.500, does not exceed guessing: 0.600 of the samples have the class c1. "),
+        ((60, 40), 0.61, ""),
+    ],
+)  # fmt: skip
+def test_the_verdict_starts_with_an_accuracy_that_does_not_exceed_guessing(counts, accuracy, begin):
+    (report,) = of(**MIXED).reports
+    first, *others = report.rows
+    values = first.values | {"accuracy": Value(value=accuracy)}
+
+    def verdict(results):
+        changed = first.model_copy(update={"values": values, "by_class": results})
+        return sentence(Compared.of({"r.json": report.model_copy(update={"rows": (changed, *others)})}))
+
+    assert verdict(by_class(*counts)) == begin + verdict(None)
+    assert verdict(None).startswith("hydra ")
+    # With results for some of the classes, the largest class is unknown.
+    some = by_class(*counts).model_copy(update={"total": 3})
+    assert verdict(some) == verdict(None)

@@ -138,6 +138,7 @@ class MakeConfig(CommandConfig):
             hint="leave it out, or add `--hydra tuned`",
         ),
     )
+    smallest: tuple[shared.Smallest, ...] = by_default((), shared.SMALLEST)
     max_loss: float = setting(
         0.01,
         "Largest increase of the NLL on `--val` by a shared trunk, in nats.",
@@ -327,7 +328,13 @@ class MakeConfig(CommandConfig):
             **on,
             "out": self._path(REPORT),
         }
-        yield {"name": "page", "command": "report", "files": [self._path(REPORT)], "out": self._path(PAGE)}
+        yield {
+            "name": "page",
+            "command": "report",
+            "files": [self._path(REPORT)],
+            "smallest": [*map(str, self.smallest)],
+            "out": self._path(PAGE),
+        }
         if pick is None:
             return
         calibrated = self._path(HYDRA if self.fuses else CALIBRATED)
@@ -653,7 +660,7 @@ def _choice(config: MakeConfig) -> str:
     compared = Compared.of({CHOICE: Report.read(config.out / CHOICE)})
     hydra, single = compared.names
     differences = _deciding(compared)
-    words = {judgement(quantity.metric, number) for quantity, number in differences.items()}
+    words = {judgement(quantity.metric, number, {}) for quantity, number in differences.items()}
     macs = [compared.rows[row][COSTS["compute"]].value for row in (hydra, single)]
     if macs[0] > macs[1]:
         return hydra if BETTER in words and WORSE not in words else single
@@ -709,16 +716,18 @@ def _other_labels(config: MakeConfig) -> str:
 
 def _show(config: MakeConfig) -> None:
     """Print the table, the verdict, the threshold, and the next command."""
-    from hydractl.cli.quality import show_quality
+    from hydractl.cli.quality import LEVEL_NOTE, sentence, show_quality
     from hydractl.manifest.report import Report
     from hydractl.reporting.comparison import Compared
-    from hydractl.reporting.verdict import sentence
+    from hydractl.reporting.verdict import guessing
 
-    compared = Compared.of({REPORT: Report.read(config.out / REPORT)})
+    smallest = {s.metric: s.difference for s in config.smallest}
+    compared = Compared.of({REPORT: Report.read(config.out / REPORT)}, smallest=smallest)
     show_quality(compared, unit=SINGLE if config.hydra else compared.names[-len(config.models)])
-    verdicts = [sentence(compared)] if config.fuses else []
+    verdict = [guessing(compared), *(sentence(compared, opponent) for opponent in compared.differences)]
+    verdict += [LEVEL_NOTE] * bool(compared.differences)
     reasons = [_reason(config, compared)] if config.hydra else []
-    for text in ("", *verdicts, *reasons, *_outcome(config)):
+    for text in ("", *filter(None, verdict), *reasons, *_outcome(config)):
         line(console(), text)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from hydractl.output.publish import Folder, OutputKind
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.reporting.report_values import SEEDS, SETS
-from hydractl.settings import CheckedSettings, Constraint, Role, Setting, flag, required, setting
+from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting
 from hydractl.stages import options as shared
 from hydractl.strict_json import STDIN
 
@@ -50,6 +50,7 @@ class ReportConfig(CheckedSettings, CommandConfig):
             hint="give one report per data set",
         ),
     )
+    smallest: tuple[shared.Smallest, ...] = by_default((), shared.SMALLEST)
     out: Path | None = setting(
         None,
         "Page in .html or .md, or `-` for Markdown on standard output.",

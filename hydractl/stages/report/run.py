@@ -70,7 +70,9 @@ def run_report(config: ReportConfig) -> ReportReport:
         _check([] if config.out is None else [config.out], config, output)
         if config.figures is not None:
             check_folder(config.figures)
-        compared = Compared.of(_read(config.files), over=config.over)
+        compared = Compared.of(
+            _read(config.files), over=config.over, smallest={s.metric: s.difference for s in config.smallest}
+        )
         files = _files(config, compared, output)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
             return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
