@@ -686,11 +686,14 @@ def _reason(config: MakeConfig, compared: Compared) -> str:
         + (f" ± {(number.interval[1] - number.interval[0]) / 2:.3f}" if number.interval else "")
         for q, number in _deciding(compared).items()
     ]
-    kind, cost = next((k, q) for k, q in [*COSTS.items()][::-1] if q in rows[hydra] and q in rows[SINGLE])
-    ratio = rows[hydra][cost].value / rows[SINGLE][cost].value
+    costs = [
+        f"{rows[hydra][cost].value / rows[SINGLE][cost].value:.2g} times the {kind}"
+        for kind, cost in COSTS.items()
+        if cost in rows[hydra] and cost in rows[SINGLE]
+    ]
     return (
         f"{MODEL} is the {'hydra' if chosen == hydra else 'single model'}{' (--pick)' * bool(config.pick)}: "
-        f"on the test data the hydra differs in {listed(parts)}, at {ratio:.2g} times the {kind}."
+        f"on the test data the hydra differs in {listed(parts)}, at {listed(costs)}."
     )
 
 
