@@ -24,6 +24,8 @@ from hydractl.messages import did_you_mean, quoted
 if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
 
+    from hydractl.prediction.class_names import Naming
+
 
 def check_texts(option: Any, value: object, texts: Sequence[str], place: str) -> None:  # noqa: ANN401 - of a private class of typer's
     """Raise for values that would have another meaning in a command line than in the file.
@@ -305,6 +307,13 @@ def literal(value: Any) -> Any:  # noqa: ANN401 - the type stays
 def text_of(value: object) -> str:
     """Return a value in the form of a command line, for example `true` for True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def naming_options(naming: Naming) -> dict[str, str | list[str]]:
+    """Return the options of a stage that name the classes of a zero-shot model."""
+    names, templates, file = naming.names, naming.templates, naming.file
+    classes = ",".join(names) if file is None else str(file)
+    return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
 
 class _Reader:

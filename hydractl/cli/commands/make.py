@@ -18,7 +18,7 @@ from hydractl import progress
 from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, written_out
-from hydractl.cli.pipeline import literal
+from hydractl.cli.pipeline import literal, naming_options
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import (
@@ -31,6 +31,7 @@ from hydractl.evaluation.options import (
 )
 from hydractl.messages import counted, did_you_mean_path, duration_text, listed
 from hydractl.output.publish import Folder, is_stream
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.progress import SILENT, reporting
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
@@ -52,6 +53,8 @@ CALIBRATED = "calibrated.st"
 """Copy of a single model with temperature and OOD score."""
 TESTED = "threshold.json"
 """Report of the stage that finds the threshold."""
+NAMED = "named.st"
+"""Copy of a single zero-shot model with class names."""
 CHOICE = "choice.json"
 """Report of hydra and single model on the fitting half of `--val`, for the choice of `model.st`."""
 THRESHOLD = "threshold"
@@ -161,6 +164,7 @@ class MakeConfig(CommandConfig):
         metavar="PATH",
         role=Role.CONTENT,
     )
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     ema: bool = flag(Setting("Import the exponential moving average of the weights; see `import`."))
     out: Path = required(
         replace(
@@ -281,9 +285,13 @@ class MakeConfig(CommandConfig):
         on = self._options(device=None if self.device == "auto" else self.device)
         scored = {"fit": str(self.train), "val": fitting} if self.train and fits_scores else {}
         rows = dict(zip([SINGLE] if self.hydra else [n for n, _ in self.named_models], models, strict=True))
+        base, names = models[0], naming_options(self.naming)
+        if names and len(models) == 1:
+            rows = dict.fromkeys(rows, self._path(NAMED))
+            yield {"name": "classes", "command": "fuse", "models": models, **names, "out": self._path(NAMED)}
         if self.hydra:
             members = [self._path(f"{self.hydra}-{i}.st") for i in range(MEMBERS)]
-            yield from self._member_stages(models[0], fitting, on)
+            yield from self._member_stages(base, fitting, {**on, **names})
         else:
             members = models
         merging: StageOptions = {"merge-trunk": "auto", "max-loss": self.max_loss, "force-merge": True}
@@ -293,6 +301,7 @@ class MakeConfig(CommandConfig):
                 "command": "fuse",
                 "models": members,
                 **({} if self.hydra == PRUNED else merging | {"data": fitting}),
+                **names,
                 "temperature": fitting,
                 **scored,
                 **on,
@@ -316,7 +325,7 @@ class MakeConfig(CommandConfig):
         yield {
             "name": "table",
             "command": "eval",
-            "model": self._path(HYDRA) if self.fuses else models[0],
+            "model": self._path(HYDRA) if self.fuses else next(iter(rows.values())),
             "data": str(self.test),
             **self._ood_sets(1 if self.chooses else None),
             **(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.cli.commands.run import StageOptions
-from hydractl.cli.pipeline import text_of
+from hydractl.cli.pipeline import naming_options, text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation.options import OOD_SETS, ROWS, NamedData, NamedModels, model_name
@@ -208,14 +208,8 @@ class BenchConfig(CommandConfig):
             start=self.start,
             from_start={name: f"{value:g}" for name, value in from_start.items() if value is not None},
             pairs=None if self.pairs is None else str(self.pairs),
-            naming=self._naming(),
+            naming=naming_options(self.naming),
         )
-
-    def _naming(self) -> dict[str, str | list[str]]:
-        """Return the options of `eval` for class names, in text form."""
-        names, templates, file = self.naming.names, self.naming.templates, self.naming.file
-        classes = ",".join(names) if file is None else str(file)
-        return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
     def _training(self) -> dict[str, str]:
         """Return the options of `finetune` that differ from the defaults, in text form by name."""
