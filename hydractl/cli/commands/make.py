@@ -19,6 +19,7 @@ from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, written_out
 from hydractl.cli.pipeline import literal, naming_options
+from hydractl.data.labels import required_labels
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import (
@@ -29,7 +30,7 @@ from hydractl.evaluation.options import (
     model_name,
     risk_text,
 )
-from hydractl.messages import counted, did_you_mean_path, duration_text, listed
+from hydractl.messages import counted, did_you_mean_path, duration_text, listed, quoted
 from hydractl.output.publish import Folder, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.progress import SILENT, reporting
@@ -37,6 +38,7 @@ from hydractl.provenance.command_config import CommandConfig, InputRef, open_rea
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
 from hydractl.stages.importing.config import name_of
+from hydractl.tasks import SINGLE_LABEL
 from hydractl.training.recipe import RECIPES, Recipe, parse_rates
 
 if TYPE_CHECKING:
@@ -533,6 +535,11 @@ def check_held_out(config: MakeConfig) -> None:
     from hydractl.manifest.document import merge_samples, unpack_digests
 
     headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
+    if not config.naming.names and any(header.prompting and not header.labels for header in headers):
+        raise UsageError(
+            "the zero-shot model stores no class names",
+            hint="add `--classes A,B,C` or `--classes names.txt`, and `--template` for other prompts",
+        )
     read_by_models = [content_of(header.preprocess) for header in headers]
 
     def samples(ref: DataRef) -> np.ndarray:
@@ -555,18 +562,41 @@ def check_held_out(config: MakeConfig) -> None:
         )
 
 
+def missing_classes(config: MakeConfig) -> list[str]:
+    """Return the classes of `--test` without samples in `--val`; empty for data with several labels per input.
+
+    Raises:
+        DataError: If `--val` or `--test` has samples of a single class.
+    """
+    classes: dict[str, set[str]] = {}
+    for option, ref in (("val", config.val), ("test", config.test)):
+        items = open_readings(ref, labelled=True)[0]
+        if items.task is not SINGLE_LABEL or not items.labels:
+            return []
+        classes[option] = {items.class_names[label] for label in required_labels(items, f"--{option}")}
+        if len(classes[option]) == 1:
+            raise DataError(
+                f"`--{option} {ref}`: all samples have the class {quoted(classes[option])}",
+                hint="give labelled samples of every class",
+            )
+    return sorted(classes["test"] - classes["val"])
+
+
 @command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
     r"""Make a model with a threshold from one trained model or several.
 
     Imports weights of training scripts, fits temperature and OOD score on `--val`, measures the model on
-    `--test`, finds the threshold below which the model may answer, and writes a page. Nothing is trained.
-    Several models are fused into a hydra with the longest trunk that `--val` permits; the table then has rows
-    for the ensemble and for each model too. The same command, or `hydractl run DIR/make.toml`, resumes an
-    interrupted run. `--keep FILE` with `--dry-run` saves the pipeline for editing.
+    `--test`, finds the threshold below which the model may answer, and writes a page. Nothing is trained
+    without `--hydra`. Several models are fused into a hydra with the longest trunk that `--val` permits; the
+    table then has rows for the ensemble and for each model too. `--hydra` makes the hydra of one model, and
+    model.st is the hydra or the single model, by NLL and AUROC on half of `--val`. The same command, or
+    `hydractl run DIR/make.toml`, resumes an interrupted run. `--keep FILE` with `--dry-run` saves the pipeline
+    for editing.
 
     Examples:
       hydractl make model/ --train train/ --val val/ --test test/ -o out/
+      hydractl make model/ --hydra tuned --train train/ --val val/ --test test/ -o out/
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
       hydractl make run1/model_best.pth.tar run2/model_best.pth.tar --ema \
         --val val/ --test test/ --near birds=birds/ --far noise -o out/
@@ -575,6 +605,11 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     """
     if not config.dry_run:
         check_held_out(config)
+        if missing := missing_classes(config):
+            terminal.progress().warn(
+                f"`--val {config.val}` has no samples of {quoted(missing, most=4)}, so temperature, choice and threshold "
+                "do not cover these classes; add samples of every class of `--test`"
+            )
     plan = config.keep or config.out / PLAN
     labels = _other_labels(config) if config.train else ""
     if labels and not config.hydra:
@@ -605,9 +640,9 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
             results=results,
         )
 
-    if config.hydra and not (terminal.as_json or terminal.quiet):
+    if config.hydra:
         with reporting(terminal.progress()):
-            _print_estimate(config)
+            _prepare_training(config, estimates=not (terminal.as_json or terminal.quiet))
     run(first, last=False)
     if config.chooses and not config.dry_run:
         run(texts[_choice(config)], last=True)
@@ -622,10 +657,13 @@ def _text(config: MakeConfig, pick: str | None, *, fits_scores: bool) -> str:
     return written(({key: literal(value) for key, value in s.items()} for s in stages), command="make")
 
 
-def _print_estimate(config: MakeConfig) -> None:
-    """Print the steps of the training, and the time from a few timed steps; nothing if the members exist.
+def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
+    """Check the classes of `--train`, and print the steps of the training and the time from a few timed steps.
+
+    There is no training for zero-shot models, and if the hydra exists.
 
     Raises:
+        DataError: If `--train` has another number of classes than the model.
         HydraError: If the model cannot be trained on the data.
     """
     from hydractl.cli.timing import MORE_STEPS, step_and_start, training_seconds, training_work
@@ -638,9 +676,19 @@ def _print_estimate(config: MakeConfig) -> None:
     if train is None or header.prompting is not None or (config.out / HYDRA).exists():
         return
     recipe, fitting = config.training(header), DataRef.parse(config.halves(config.val)[0])
-    samples, validated = (
-        len(open_data(ref, content=content_of(header.preprocess))) for ref in (train, fitting)
+    trained_on, validated_on = (
+        open_data(ref, content=content_of(header.preprocess), labelled=True) for ref in (train, fitting)
     )
+    names, classes = trained_on.class_names, max(2, header.architecture.num_classes)
+    if trained_on.task is SINGLE_LABEL and len(names) != classes:
+        # `finetune` would replace the classifier.
+        raise DataError(
+            f"`--train {train}`: has {len(names)} classes, but {model} has {classes}",
+            hint="give data with the classes of the model, or select them with `::classes=`",
+        )
+    if not estimates:
+        return
+    samples, validated = len(trained_on), len(validated_on)
     steps = MEMBERS * len(recipe.lr) * recipe.total_steps(math.ceil(samples / recipe.batch_size))
     progress.step(f"Timing {MORE_STEPS} steps of training {model}")
     with reporting(SILENT):
