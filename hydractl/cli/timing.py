@@ -61,7 +61,8 @@ def training_seconds(
         FinetuneConfig(
             model=model,
             data=data,
-            val=replace(val, limit=1),
+            # The limit applies before the part, which could then be empty.
+            val=val if val.part else replace(val, limit=1),
             out=out,
             recipe=replace(recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=recipe.lr[:1]),
         )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.cli.commands.make import MakeConfig
+from hydractl.cli.commands.make import MakeConfig, _choice
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
-from hydractl.manifest.report import Report
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import Difference, Report
 from support.builders import base
 from support.digits_classifier import with_digits_classifier
+from support.reports import seeded
 
 DIGITS = "digits::classes=0-6"
 DATA = (
@@ -229,6 +234,23 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
         (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
         (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
+        (("m0.st", "m1.st", "--hydra", "tuned"), "`--hydra` has no effect"),
+        (("m0.st", "--epochs", "1"), "`--epochs`"),
+        (("m0.st", "--lr", "1e-4"), "`--lr`"),
+        (("m0.st", "--pick", "m0"), "`--pick` has no effect"),
+        (
+            ("m0.st", "m1.st", "--pick", "ensemble"),
+            "`--pick ensemble`: no row that is one model has this name",
+        ),
+        (
+            ("m0.st", "--hydra", "tuned", "--pick", "m0"),
+            "`--pick m0`: no row that is one model has this name",
+        ),
+        (("m0.st", "--hydra", "pruned", "--max-loss", "0.1"), "`--max-loss` has no effect"),
+        (("saved.pth", "--hydra", "tuned"), "saved.pth has to be imported first"),
+        (("m0.st", "--smallest", "accuracy"), "`--smallest`: `` is not a number"),
+        (("m0.st", "--smallest", "brier=1"), "expected METRIC=X with a metric of the verdict"),
+        (("m0.st", "--smallest", "nll=-1"), "must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, call, words, message):
@@ -312,3 +334,169 @@ def test_members_with_other_heads_in_block_0_share_no_trunk(folder, call):
     assert "members keep different heads in block 0, so no block is merged" in seen.err
     assert "share no block" in seen.out
     shutil.rmtree(folder / "apart")
+
+
+TUNING = ("--hydra", "tuned", "--epochs", "1", "--lr", "1e-4")
+
+
+@pytest.fixture(scope="module")
+def tuned(whole):
+    """The folder with the outputs of `make --hydra tuned`, and what the command printed."""
+    from hydractl.cli.app import main
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        patch.chdir(whole)
+        assert main(["make", "m0.st", *TUNING, *DATA, *OOD, "--risk", "0.9", "-o", "tuned/"]) == 0
+    return printed.getvalue()
+
+
+def numbers(report, row):
+    """Return the values of a row without times."""
+    found = next(r for r in Report.read(report).rows if r.name == row)
+    return {k: v for k, v in found.values.items() if not k.startswith("latency")}, found.ood
+
+
+def test_one_model_becomes_a_hydra_as_by_the_single_commands(folder, tuned, call):
+    fitting = f"{DIGITS},split=val,limit=80,part=1/2"
+    for i in range(3):
+        step = ("--val", fitting, "--epochs", "1", "--lr", "1e-4", "--batch-size", "64", "--seed", str(i))
+        assert call("finetune", "m0.st", "--data", DATA[1], *step, "-o", f"by-hand-{i}.st").code == 0
+    members = [f"by-hand-{i}.st" for i in range(3)]
+    merging = ("--merge-trunk", "auto", "--max-loss", "0.01", "--force-merge", "--data", fitting)
+    fitted = ("--temperature", fitting, "--fit", DATA[1], "--val", fitting)
+    assert call("fuse", *members, *merging, *fitted, "-o", "by-hand.st").code == 0
+    near, far = "others=digits::classes=7-9,limit=20,part=2/2", "noise=noise::limit=20,size=8"
+    rows = ("--name", "hydra", "--compare", f"ensemble={','.join(members)}", "--compare", "single=m0.st")
+    on = ("--data", DATA[5], "--near", near, "--far", far, *rows, *fitted)
+    assert call("eval", "by-hand.st", *on, "-o", "by-hand.json").code == 0
+
+    for ours, by_hand in (("tuned/tuned-2.st", "by-hand-2.st"), ("tuned/hydra.st", "by-hand.st")):
+        made, expected = Checkpoint.open(folder / ours), Checkpoint.open(folder / by_hand)
+        assert made.specs.keys() == expected.specs.keys()
+        assert all(torch.equal(made.tensor(name), expected.tensor(name)) for name in expected.specs)
+    for row in ("hydra", "ensemble", "single"):
+        assert numbers(folder / "tuned/report.json", row) == numbers(folder / "by-hand.json", row)
+    assert re.search(
+        r"Training 3 members: 6 steps of 64 samples, about .*, estimated from \d+ ms per step", tuned
+    )
+
+
+def test_the_choice_reads_no_test_data(folder, tuned):
+    data = {name: of.reference for name, of in Report.read(folder / "tuned/choice.json").data.items()}
+
+    assert data["id"] == data["temperature"] == f"{DIGITS},limit=80,part=1/2,split=val"
+    assert data["others"] == "digits::classes=7-9,limit=20,part=1/2"
+    assert "noise" not in data
+
+
+def test_any_row_can_be_picked_and_is_the_model_of_its_own_make(folder, tuned, call):
+    words = ("make", "m0.st", *TUNING, *DATA, *OOD, "--risk", "0.9")
+    assert call(*words, "--pick", "single", "-o", "picked/").code == 0
+    assert call("make", "m0.st", *DATA, *OOD, "--risk", "0.9", "-o", "alone/").code == 0
+    picked, alone = (Checkpoint.open(folder / f"{name}/model.st") for name in ("picked", "alone"))
+
+    assert not (folder / "picked/choice.json").exists()
+    for name in ("temperature", "fitted", "masks"):
+        assert getattr(picked.header, name) == getattr(alone.header, name)
+    # The threshold of the copy `calibrated.st` is by the rounded temperature.
+    thresholds = [model.header.threshold.model_dump() for model in (picked, alone)]
+    below, expected = (threshold.pop("below") for threshold in thresholds)
+    assert (thresholds[0], below) == (thresholds[1], pytest.approx(expected, rel=1e-5))
+    assert all(torch.equal(picked.tensor(name), alone.tensor(name)) for name in alone.specs)
+    shutil.rmtree(folder / "picked")
+    shutil.rmtree(folder / "alone")
+
+
+def test_the_same_command_resumes_after_the_choice(folder, tuned, call):
+    before = {path: path.stat().st_mtime_ns for path in (folder / "tuned").glob("*.st")}
+    words = ("make", "m0.st", *TUNING, *DATA, *OOD, "--risk", "0.9", "-o", "tuned/")
+    again, run = call(*words, "--json"), call("run", "tuned/make.toml")
+
+    assert (again.code, run.code) == (0, 0)
+    assert [stage["stage"] for stage in json.loads(again.out)["stages"]] == [
+        "tune-0", "tune-1", "tune-2", "fuse", "choice", "table", "page", "threshold",
+    ]  # fmt: skip
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert call(*words, "--max-loss", "0.5").code == 6
+
+
+def test_a_pruned_hydra_has_members_with_two_thirds_of_the_heads(folder, call):
+    words = ("--hydra", "pruned", "--epochs", "1", "--lr", "1e-4", *DATA, "--risk", "0.9", "-o", "few/")
+    seen = call("make", "m0.st", *words)
+
+    assert seen.code == 0
+    header, before = (Checkpoint.open(folder / name).header for name in ("few/hydra.st", "m0.st"))
+    towers = before.architecture.towers.values()
+    heads = sum(tower.layers * tower.num_heads for tower in towers)
+    assert [sum(len(kept) for tower in mask.values() for kept in tower.keep) for mask in header.masks] == [
+        heads - round(heads / 3)
+    ] * 3
+    assert re.search(
+        r"model.st is the (hydra|single model): on the test data the hydra differs in NLL by", seen.out
+    )
+    shutil.rmtree(folder / "few")
+
+
+@pytest.mark.parametrize(
+    ("nll", "auroc", "macs", "row"),
+    [
+        ((-0.2, -0.1), (-0.01, 0.01), (3, 1), "hydra"),
+        ((-0.1, 0.1), (0.01, 0.02), (3, 1), "hydra"),
+        ((-0.1, 0.1), (-0.01, 0.01), (3, 1), "single"),
+        ((0.1, 0.2), (-0.01, 0.01), (3, 1), "single"),
+        ((-0.2, -0.1), (-0.02, -0.01), (3, 1), "single"),
+        ((-0.1, 0.1), (-0.01, 0.01), (0.9, 1), "hydra"),
+        ((0.1, 0.2), (-0.01, 0.01), (0.9, 1), "single"),
+        ((-0.0002, -0.0001), (-0.01, 0.01), (3, 1), "hydra"),
+    ],
+)
+def test_the_cheapest_row_that_is_not_significantly_worse_is_chosen(tmp_path, nll, auroc, macs, row):
+    """Intervals of hydra minus single model. The last case is below the smallest difference of the verdict."""
+    report = seeded(0, names=("hydra", "single"), near=(), far=("noise",), curves=False)
+
+    def gap(low, high):
+        return Value(value=(low + high) / 2, low=low, high=high)
+
+    names = [f"auroc@{score}" if i else "auroc" for i, score in enumerate(report.ood_scores)]
+    difference = Difference(values={"nll": gap(*nll)}, ood={"noise": {names[-1]: gap(*auroc)}})
+    hydra, single = (
+        r.model_copy(update={"values": r.values | {"macs": Value(value=cost)}})
+        for r, cost in zip(report.rows, macs, strict=True)
+    )
+    rows = (hydra, single.model_copy(update={"difference": difference}))
+    (tmp_path / "choice.json").write_text(report.model_copy(update={"rows": rows}).to_json())
+    data = {option: DataRef.parse(DIGITS) for option in ("val", "test")}
+
+    assert _choice(MakeConfig(models=("m.st",), out=tmp_path, hydra="tuned", **data)) == row
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hydra", "tuned", *DATA[2:]), "`--hydra tuned` trains 3 members, but there are no training data"),
+        (("--hydra", "tuned", "--train", "digits::split=train", *DATA[2:]), "has 10 classes, but m0.st has 7"),
+        (("--val", "digits::classes=0,split=val", *DATA[4:]), "`--val digits::classes=0,split=val`: all samples have the class `0`"),
+        ((*DATA[:4], "--test", "digits::classes=3,split=test"), "all samples have the class `3`"),
+    ],
+)  # fmt: skip
+def test_data_that_give_no_meaningful_model_are_refused_before_the_first_stage(folder, call, words, message):
+    seen = call("make", "m0.st", *words, "-o", "other/")
+
+    assert seen.code in {2, 3}
+    assert message in seen.err
+    assert "hint: " in seen.err
+    assert "command 1 of" not in seen.err
+    assert not (folder / "other").exists()
+
+
+def test_a_class_without_samples_in_val_is_named(folder, call):
+    few = ("--val", "digits::classes=0-4,split=val,limit=80", *DATA[4:], "--risk", "0.9", "-o", "less/")
+    seen = call("make", "m0.st", *few)
+
+    assert seen.code == 0
+    assert "has no samples of `5`, `6`, so temperature" in seen.err
+    assert (
+        "has no samples of" not in call("make", "m0.st", *DATA, "--risk", "0.9", "-o", "less/", "--force").err
+    )
+    shutil.rmtree(folder / "less")
