@@ -24,6 +24,7 @@ from hydractl.reporting.report_values import (
     LEVEL,
     WORSE,
     Cell,
+    Number,
     Quantity,
     ReportTable,
     format_value,
@@ -127,6 +128,45 @@ def sentence(compared: Compared, opponent: str) -> str:
     parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
     cost, other_cost = (compared.rows[row][COSTS["compute"]].value for row in (first, opponent))
     return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute."
+
+
+def cheapest(compared: Compared) -> str:
+    """Return the cheaper of two rows, unless the other is significantly better in NLL or AUROC and worse in none.
+
+    The cost is the number of multiply-accumulates. AUROC is by the default OOD score.
+    """
+    first, other = compared.names
+    words = {judgement(q.metric, number, {}) for q, number in _deciding(compared, other).items()}
+    costs = [compared.rows[row][COSTS["compute"]].value for row in (first, other)]
+    if costs[0] > costs[1]:
+        return first if BETTER in words and WORSE not in words else other
+    return other if WORSE in words and BETTER not in words else first
+
+
+def _deciding(compared: Compared, other: str) -> Mapping[Quantity, Number]:
+    differences = compared.differences[other]
+    return {
+        q: differences[q]
+        for q in quality(compared).values()
+        if q.metric.name in {"nll", "auroc"} and q in differences
+    }
+
+
+def reason(compared: Compared, other: str, chosen: str) -> str:
+    """Return the chosen row, with differences of the first row from another row, and the ratios of costs."""
+    first, rows = compared.names[0], compared.rows
+    parts = [
+        f"{q.label} by {number.value:+.3f}"
+        + (f" ± {(number.interval[1] - number.interval[0]) / 2:.3f}" if number.interval else "")
+        for q, number in _deciding(compared, other).items()
+    ]
+    costs = [
+        f"{rows[first][cost].value / rows[other][cost].value:.2g} times the {kind}"
+        for kind, cost in COSTS.items()
+        if cost in rows[first] and cost in rows[other]
+    ]
+    name = first if chosen == first else f"{other} model"
+    return f"{name}: on the test data the {first} differs in {listed(parts)}, at {listed(costs)}."
 
 
 def answers(path: Path) -> Iterator[list[str]]:

@@ -381,7 +381,7 @@ class Smallest:
         """Parse `METRIC=X`.
 
         Raises:
-            UsageError: If the text has another form, the verdict lacks the metric, or X is negative.
+            UsageError: If the text has another form, or the verdict lacks the metric.
         """
         name, _, typed = text.partition("=")
         if name not in SMALLEST_DIFFERENCES:
@@ -389,12 +389,7 @@ class Smallest:
                 f"`--smallest {text}`: expected METRIC=X with a metric of the verdict",
                 hint=f"metrics: {', '.join(SMALLEST_DIFFERENCES)}; for example `--smallest nll=0.01`",
             )
-        difference = number("--smallest", typed)
-        if difference < 0:
-            raise UsageError(
-                f"`--smallest {text}`: must be at least 0", hint=f"for example `--smallest {name}=0`"
-            )
-        return cls(name, difference)
+        return cls(name, number("--smallest", typed))
 
 
 SMALLEST = Setting(

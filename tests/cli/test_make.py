@@ -21,6 +21,7 @@ from hydractl.manifest.document import Value
 from hydractl.manifest.report import Difference, Report
 from support.builders import base
 from support.digits_classifier import with_digits_classifier
+from support.pairs import pair
 from support.reports import seeded
 
 DIGITS = "digits::classes=0-6"
@@ -250,7 +251,6 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("saved.pth", "--hydra", "tuned"), "saved.pth has to be imported first"),
         (("m0.st", "--smallest", "accuracy"), "`--smallest`: `` is not a number"),
         (("m0.st", "--smallest", "brier=1"), "expected METRIC=X with a metric of the verdict"),
-        (("m0.st", "--smallest", "nll=-1"), "must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, call, words, message):
@@ -500,3 +500,25 @@ def test_a_class_without_samples_in_val_is_named(folder, call):
         "has no samples of" not in call("make", "m0.st", *DATA, "--risk", "0.9", "-o", "less/", "--force").err
     )
     shutil.rmtree(folder / "less")
+
+
+def test_a_zero_shot_model_gets_class_names_and_a_hydra_without_training(folder, call):
+    pair("clip", folder).save(folder / "zero.st")
+    data = (
+        "--val",
+        "digits::classes=0-4,split=val,limit=60",
+        "--test",
+        "digits::classes=0-4,split=test,limit=30",
+    )
+    words = ("make", "zero.st", *data, "--risk", "0.95", "-o", "zero/")
+    nameless, trained = call(*words), call(*words, "--classes", "0,1,2,3,4", "--hydra", "tuned")
+    seen = call(*words, "--classes", "0,1,2,3,4", "--hydra", "pruned", "--pick", "hydra")
+
+    assert (nameless.code, trained.code, seen.code) == (2, 2, 0)
+    assert "stores no class names" in nameless.err
+    assert "use `--hydra pruned`, which needs no training" in trained.err
+    assert "finetune" not in (folder / "zero/make.toml").read_text()
+    header = Checkpoint.open(folder / "zero/model.st").header
+    assert (len(header.masks), header.labels) == (3, ("0", "1", "2", "3", "4"))
+    assert "model.st is the hydra: on the test data the hydra differs in NLL by" in seen.out
+    shutil.rmtree(folder / "zero")

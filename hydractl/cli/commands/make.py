@@ -30,7 +30,7 @@ from hydractl.evaluation.options import (
     model_name,
     risk_text,
 )
-from hydractl.messages import counted, did_you_mean_path, duration_text, listed, quoted
+from hydractl.messages import counted, did_you_mean_path, duration_text, quoted
 from hydractl.output.publish import Folder, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.progress import SILENT, reporting
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hydractl.manifest.header import Header
-    from hydractl.reporting.comparison import Compared
-    from hydractl.reporting.report_values import Number, Quantity
 
 
 PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
@@ -705,53 +703,12 @@ def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
 
 
 def _choice(config: MakeConfig) -> str:
-    """Return the row of `model.st`, from NLL and AUROC of hydra and single model on the fitting half of `--val`.
-
-    The row with more multiply-accumulates needs a significant lead in one of them, and no significant deficit.
-    """
-    from hydractl.cli.quality import COSTS
+    """Return the row of `model.st`: from `--pick`, or by the report on the fitting half of `--val`."""
+    from hydractl.cli.quality import cheapest
     from hydractl.manifest.report import Report
     from hydractl.reporting.comparison import Compared
-    from hydractl.reporting.report_values import BETTER, WORSE, judgement
 
-    compared = Compared.of({CHOICE: Report.read(config.out / CHOICE)})
-    hydra, single = compared.names
-    differences = _deciding(compared)
-    words = {judgement(quantity.metric, number, {}) for quantity, number in differences.items()}
-    macs = [compared.rows[row][COSTS["compute"]].value for row in (hydra, single)]
-    if macs[0] > macs[1]:
-        return hydra if BETTER in words and WORSE not in words else single
-    return single if WORSE in words and BETTER not in words else hydra
-
-
-def _deciding(compared: Compared) -> dict[Quantity, Number]:
-    """Return the differences of NLL and AUROC by the default OOD score: hydra minus single model."""
-    from hydractl.cli.quality import quality
-
-    differences = compared.differences[SINGLE]
-    return {q: differences[q] for q in quality(compared).values() if q.metric.name in {"nll", "auroc"}}
-
-
-def _reason(config: MakeConfig, compared: Compared) -> str:
-    """Return the sentence about `model.st`, with differences on the test data and the cost of the hydra."""
-    from hydractl.cli.quality import COSTS
-
-    chosen = config.pick or _choice(config)
-    hydra, rows = compared.names[0], compared.rows
-    parts = [
-        f"{q.label} by {number.value:+.3f}"
-        + (f" ± {(number.interval[1] - number.interval[0]) / 2:.3f}" if number.interval else "")
-        for q, number in _deciding(compared).items()
-    ]
-    costs = [
-        f"{rows[hydra][cost].value / rows[SINGLE][cost].value:.2g} times the {kind}"
-        for kind, cost in COSTS.items()
-        if cost in rows[hydra] and cost in rows[SINGLE]
-    ]
-    return (
-        f"{MODEL} is the {'hydra' if chosen == hydra else 'single model'}{' (--pick)' * bool(config.pick)}: "
-        f"on the test data the hydra differs in {listed(parts)}, at {listed(costs)}."
-    )
+    return config.pick or cheapest(Compared.of({CHOICE: Report.read(config.out / CHOICE)}))
 
 
 def _other_labels(config: MakeConfig) -> str:
@@ -776,7 +733,7 @@ def _other_labels(config: MakeConfig) -> str:
 
 def _show(config: MakeConfig) -> None:
     """Print the table, the verdict, the threshold, and the next command."""
-    from hydractl.cli.quality import LEVEL_NOTE, sentence, show_quality
+    from hydractl.cli.quality import LEVEL_NOTE, reason, sentence, show_quality
     from hydractl.manifest.report import Report
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.verdict import guessing
@@ -786,7 +743,7 @@ def _show(config: MakeConfig) -> None:
     show_quality(compared, unit=SINGLE if config.hydra else compared.names[-len(config.models)])
     verdict = [guessing(compared), *(sentence(compared, opponent) for opponent in compared.differences)]
     verdict += [LEVEL_NOTE] * bool(compared.differences)
-    reasons = [_reason(config, compared)] if config.hydra else []
+    reasons = [f"{MODEL} is the {reason(compared, SINGLE, _choice(config))}"] if config.hydra else []
     for text in ("", *filter(None, verdict), *reasons, *_outcome(config)):
         line(console(), text)
 

@@ -47,6 +47,46 @@ ROWS = (
         f"make m-0.st {HALVES} --max-loss 0.1 --dry-run",
         f"make m-0.st {HALVES} --dry-run",
     ),
+    Row(
+        "leave it out, or give a single model",
+        f"{MAKES} --hydra tuned",
+        MAKES,
+    ),
+    Row(
+        "leave it out, or add `--hydra tuned`",
+        f"make m-0.st {HALVES} --pick m-0 --dry-run",
+        f"make m-0.st {HALVES} --dry-run",
+    ),
+    Row("choose from {}", f"{MAKES} --pick ensemble", f"{MAKES} --pick m-0"),
+    Row(
+        "`hydractl import {} -o model.st`, then `hydractl make model.st`",
+        test="tests/cli/test_make.py::test_what_cannot_be_is_refused",
+    ),
+    Row(
+        "use `--hydra {}`, which needs no training",
+        test="tests/cli/test_make.py::test_a_zero_shot_model_gets_class_names_and_a_hydra_without_training",
+    ),
+    Row(
+        "add `--classes A,B,C` or `--classes names.txt`, and `--template` for other prompts",
+        test="tests/cli/test_make.py::test_a_zero_shot_model_gets_class_names_and_a_hydra_without_training",
+    ),
+    Row(
+        "add `--train DATA`, or leave out `--hydra`",
+        test="tests/cli/test_make.py::test_data_that_give_no_meaningful_model_are_refused_before_the_first_stage",
+    ),
+    Row(
+        "give data with the classes of the model, or select them with `::classes=`",
+        test="tests/cli/test_make.py::test_data_that_give_no_meaningful_model_are_refused_before_the_first_stage",
+    ),
+    Row(
+        "give labelled samples of every class",
+        test="tests/cli/test_make.py::test_data_that_give_no_meaningful_model_are_refused_before_the_first_stage",
+    ),
+    Row(
+        "metrics: {}; for example `--smallest nll=0.01`",
+        f"{MAKES} --smallest brier=1",
+        f"{MAKES} --smallest nll=0.01",
+    ),
     Row("give `{}`", f"make a=m-0.st {HALVES} --dry-run", f"make m-0.st {HALVES} --dry-run"),
     Row("`hydractl run --example vit > hydra.toml` writes an example", "run", "run --example vit"),
     Row("for example `--set members=5`", f"{TRY} --set members", f"{TRY} --set members=5", files=FILE),
