@@ -135,16 +135,16 @@ def cheapest(compared: Compared) -> str:
 
     The cost is the number of multiply-accumulates. AUROC is by the default OOD score.
     """
-    first, other = compared.names
-    words = {judgement(q.metric, number, {}) for q, number in _deciding(compared, other).items()}
-    costs = [compared.rows[row][COSTS["compute"]].value for row in (first, other)]
+    first, second = compared.names
+    words = {judgement(q.metric, number, {}) for q, number in _deciding(compared, second).items()}
+    costs = [compared.rows[row][COSTS["compute"]].value for row in (first, second)]
     if costs[0] > costs[1]:
-        return first if BETTER in words and WORSE not in words else other
-    return other if WORSE in words and BETTER not in words else first
+        return first if BETTER in words and WORSE not in words else second
+    return second if WORSE in words and BETTER not in words else first
 
 
-def _deciding(compared: Compared, other: str) -> Mapping[Quantity, Number]:
-    differences = compared.differences[other]
+def _deciding(compared: Compared, second: str) -> Mapping[Quantity, Number]:
+    differences = compared.differences[second]
     return {
         q: differences[q]
         for q in quality(compared).values()
@@ -152,20 +152,20 @@ def _deciding(compared: Compared, other: str) -> Mapping[Quantity, Number]:
     }
 
 
-def reason(compared: Compared, other: str, chosen: str) -> str:
+def reason(compared: Compared, second: str, chosen: str) -> str:
     """Return the chosen row, with differences of the first row from another row, and the ratios of costs."""
     first, rows = compared.names[0], compared.rows
     parts = [
         f"{q.label} by {number.value:+.3f}"
         + (f" ± {(number.interval[1] - number.interval[0]) / 2:.3f}" if number.interval else "")
-        for q, number in _deciding(compared, other).items()
+        for q, number in _deciding(compared, second).items()
     ]
     costs = [
-        f"{rows[first][cost].value / rows[other][cost].value:.2g} times the {kind}"
+        f"{rows[first][cost].value / rows[second][cost].value:.2g} times the {kind}"
         for kind, cost in COSTS.items()
-        if cost in rows[first] and cost in rows[other]
+        if cost in rows[first] and cost in rows[second]
     ]
-    name = first if chosen == first else f"{other} model"
+    name = first if chosen == first else f"{second} model"
     return f"{name}: on the test data the {first} differs in {listed(parts)}, at {listed(costs)}."
 
 

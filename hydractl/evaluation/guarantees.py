@@ -21,13 +21,7 @@ from hydractl.manifest.report import Row
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule, Temperature
 from hydractl.messages import counted
 from hydractl.metrics.compute import ood_score
-from hydractl.metrics.conformal import (
-    binomial_interval,
-    class_sets,
-    fit_thresholds,
-    known_bound,
-    nonconformity,
-)
+from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, known_max, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
@@ -122,13 +116,13 @@ def fit_known(
         among: Calibration samples, shape (N,), boolean.
     """
     scores = _scores(predictions, score)
-    below, kept = known_bound(scores[among], share)
+    below, accepted = known_max(scores[among], share)
     known_test = KnownTest(
         score=score,
         below=below,
         share=share,
         count=int(among.sum()),
-        kept=kept,
+        accepted=accepted,
         version=VERSION if is_fitted(score) else 1,
     )
     return known_test, scores < known_test.bound

@@ -220,7 +220,7 @@ class KnownTest(StrictModel):
             all inputs are then known.
         share: Minimum share of known inputs that are accepted, on average over draws of the samples.
         count: Number of calibration samples.
-        kept: Number of accepted calibration samples.
+        accepted: Number of accepted calibration samples.
         version: As in `Threshold`.
     """
 
@@ -228,7 +228,7 @@ class KnownTest(StrictModel):
     below: float | None = None
     share: OpenShare
     count: int = Field(ge=1)
-    kept: Count
+    accepted: Count
     version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
     @property
@@ -243,15 +243,15 @@ class KnownTest(StrictModel):
         if self.below is None:
             return f"takes every input as known: {samples} are too few to keep {100 * self.share:g} % of known inputs"
         return (
-            f"takes inputs as known if their {self.score} is below {self.below:.6g} ({self.kept} of {samples}): on average over draws "
+            f"takes inputs as known if their {self.score} is below {self.below:.6g} ({self.accepted} of {samples}): on average over draws "
             f"of these, at least {100 * self.share:g} % of known inputs are kept"
         )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         load(CHECK_SCORE)(self.score, self.version, self.below)
-        if self.kept > self.count or (self.below is None and self.kept < self.count):
-            raise ValueError("must satisfy kept <= count, and kept = count without a bound")
+        if self.accepted > self.count or (self.below is None and self.accepted < self.count):
+            raise ValueError("must satisfy accepted <= count, and accepted = count without a bound")
         return self
 
 

@@ -103,7 +103,7 @@ def quantile(scores: Tensor, coverage: float) -> float:
     return float(scores.kthvalue(rank).values)
 
 
-def known_bound(scores: Tensor, share: float) -> tuple[float | None, int]:
+def known_max(scores: Tensor, share: float) -> tuple[float | None, int]:
     """Return a bound just above the ceil((n + 1) share)-th smallest of n scores, and the number of scores below.
 
     A new score from the same distribution is below the bound with a probability of at least `share`, on average

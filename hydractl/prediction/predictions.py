@@ -38,20 +38,20 @@ class Bounds(NamedTuple):
     """Bounds of both tests of `accepted`; None for a missing test.
 
     Attributes:
-        known_bound: Bound of the known inputs.
-        sure_bound: Threshold of the known inputs with a controlled risk, or of all inputs without `known_bound`.
+        known_max: Bound of the known inputs.
+        sure_bound: Threshold of the known inputs with a controlled risk, or of all inputs without `known_max`.
     """
 
-    known_bound: Bound | None = None
+    known_max: Bound | None = None
     sure_bound: Bound | None = None
 
     @classmethod
     def of(cls, known_test: KnownTest | None, threshold: Threshold | None) -> Bounds:
         """Return the bounds of stored tests. There are none if no threshold satisfies its risk."""
-        known_bound = None if known_test is None else (known_test.score, known_test.bound)
+        known_max = None if known_test is None else (known_test.score, known_test.bound)
         if threshold is None:
-            return cls(known_bound)
-        return cls() if threshold.below is None else cls(known_bound, (threshold.score, threshold.below))
+            return cls(known_max)
+        return cls() if threshold.below is None else cls(known_max, (threshold.score, threshold.below))
 
     def decide(self, scores: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return whether each sample is accepted, and whether each sample is known, (N,), boolean.

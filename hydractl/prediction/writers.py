@@ -407,7 +407,7 @@ class LineFormatter:
         keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
         optional = {
             ACCEPTED: self.decides,
-            REASON: self.bounds.known_bound is not None,
+            REASON: self.bounds.known_max is not None,
             SET: self.sets is not None,
             ERROR: self.skips_bad and not texts,
         }

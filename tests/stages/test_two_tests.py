@@ -25,7 +25,7 @@ from hydractl.evaluation.guarantees import first_half
 from hydractl.families.open_model import open_model
 from hydractl.manifest.guarantees import KnownTest, Threshold
 from hydractl.manifest.report import Report
-from hydractl.metrics.conformal import known_bound
+from hydractl.metrics.conformal import known_max
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.selective import errors_among_accepted
 from hydractl.prediction.open_inputs import Identity
@@ -78,7 +78,7 @@ def test_the_share_of_known_inputs_is_exact(share):
         values = torch.arange(count + 1, dtype=torch.float64)
         kept = 0
         for i in range(count + 1):
-            below, _ = known_bound(torch.cat([values[:i], values[i + 1 :]]), share)
+            below, _ = known_max(torch.cat([values[:i], values[i + 1 :]]), share)
             kept += below is None or float(values[i]) < below
         average = kept / (count + 1)
         assert average >= share - 1e-12
@@ -87,12 +87,12 @@ def test_the_share_of_known_inputs_is_exact(share):
 
 def test_equal_scores_are_kept_or_rejected_together():
     scores = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0])
-    below, kept = known_bound(scores, 0.5)
+    below, kept = known_max(scores, 0.5)
     assert (1 < below < 2, kept) == (True, 5)
-    assert known_bound(scores, 0.9)[1] == 9
-    assert known_bound(scores, 0.91) == (None, 9)
+    assert known_max(scores, 0.9)[1] == 9
+    assert known_max(scores, 0.91) == (None, 9)
     gap = torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64)
-    assert known_bound(gap, 0.3)[1] == 1
+    assert known_max(gap, 0.3)[1] == 1
 
 
 def test_the_test_sure_uses_no_sample_of_the_test_known(models):
@@ -108,8 +108,8 @@ def test_the_test_sure_uses_no_sample_of_the_test_known(models):
     confidence = torch.tensor([line["probability"] for line in plain])
     assert abs(int(first.sum()) - len(first) / 2) <= 1
 
-    below, kept = known_bound(strangeness[first], SHARE)
-    assert (row.known_test.score, row.known_test.count, row.known_test.kept) == (
+    below, kept = known_max(strangeness[first], SHARE)
+    assert (row.known_test.score, row.known_test.count, row.known_test.accepted) == (
         ENERGY_DENSITY,
         int(first.sum()),
         kept,
@@ -143,8 +143,8 @@ def test_each_test_can_be_left_out(models):
 
     by_known, by_sure = lines(models, "known.st"), lines(models, "sure.st")
     assert Counter(line.get("reason") for line in by_known) == {
-        None: known.known_test.kept,
-        "unknown": 252 - known.known_test.kept,
+        None: known.known_test.accepted,
+        "unknown": 252 - known.known_test.accepted,
     }
     assert all(line["accepted"] == ("reason" not in line) for line in by_known)
     assert not any("reason" in line for line in by_sure)
@@ -286,11 +286,11 @@ def test_commands_state_both_tests(models, capsys):
 def test_too_few_samples_accept_every_input_and_say_so(models):
     few = f"{HELD},limit=18"
     row = evaluate(models, "scored.st", few, keep_known=0.95, store=models / "few.st")
-    assert (row.known_test.below, row.known_test.kept, row.known_test.count) == (None, 18, 18)
+    assert (row.known_test.below, row.known_test.accepted, row.known_test.count) == (None, 18, 18)
     assert row.known_test.summary == (
         "takes every input as known: 18 samples are too few to keep 95 % of known inputs"
     )
-    assert evaluate(models, "scored.st", f"{HELD},limit=19", keep_known=0.95).known_test.kept == 19
+    assert evaluate(models, "scored.st", f"{HELD},limit=19", keep_known=0.95).known_test.accepted == 19
     assert {line["accepted"] for line in lines(models, "few.st")} == {True}
 
 

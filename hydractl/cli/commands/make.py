@@ -387,7 +387,7 @@ class MakeConfig(CommandConfig):
             heads = sum(tower.layers * tower.num_heads for tower in header.architecture.towers.values())
             removed = round(heads / 3)
             pool = min(2 * removed, heads - 1)
-            made = self._path(f"{PRUNED}-{{i}}.st" if not trains else "start-{i}.st")
+            member_paths = self._path(f"{PRUNED}-{{i}}.st" if not trains else "start-{i}.st")
             yield {
                 "name": "score",
                 "command": "score",
@@ -408,9 +408,9 @@ class MakeConfig(CommandConfig):
                 "remove": removed,
                 "pool": pool,
                 "members": MEMBERS,
-                "out": made,
+                "out": member_paths,
             }
-            starts = [made.replace("{i}", str(i)) for i in range(MEMBERS)]
+            starts = [member_paths.replace("{i}", str(i)) for i in range(MEMBERS)]
         for i, start in enumerate(starts if trains else ()):
             yield {
                 "name": f"tune-{i}",

@@ -109,7 +109,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         warn_of_model(model_file)
         decisions = _decide(config, model_file)
         formatter = decisions.formatter
-        known_bound, sure_bound = formatter.bounds
+        known_max, sure_bound = formatter.bounds
         fit = _training_data(config, model_file, decisions, team)
         sources = open_sources(
             [reference for reference in config.data if reference != LINES],
@@ -154,7 +154,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
             labels=dict(sorted(labels.items())),
             bad=numbers[ERROR],
             accepted=numbers[ACCEPTED] if numbers["decided"] else None,
-            rejected={reason: numbers[reason] for reason in (UNKNOWN, UNSURE)} if known_bound else None,
+            rejected={reason: numbers[reason] for reason in (UNKNOWN, UNSURE)} if known_max else None,
             reason=decisions.reason,
         )
 

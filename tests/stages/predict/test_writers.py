@@ -41,7 +41,7 @@ def sample_predictions():
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
     ordered = Predictions.of(responses, NAMES).scores["entropy"].sort().values.tolist()
-    bounds = Bounds(known_bound=("entropy", ordered[3]), sure_bound=("entropy", ordered[2]))
+    bounds = Bounds(known_max=("entropy", ordered[3]), sure_bound=("entropy", ordered[2]))
     return Predictions.of(responses, NAMES, bounds, RULE)
 
 
