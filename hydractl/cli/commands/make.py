@@ -19,7 +19,6 @@ from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, written_out
 from hydractl.cli.pipeline import literal, naming_options
-from hydractl.data.labels import required_labels
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import (
@@ -566,6 +565,8 @@ def missing_classes(config: MakeConfig) -> list[str]:
     Raises:
         DataError: If `--val` or `--test` has samples of a single class.
     """
+    from hydractl.data.labels import required_labels
+
     classes: dict[str, set[str]] = {}
     for option, ref in (("val", config.val), ("test", config.test)):
         items = open_readings(ref, labelled=True)[0]
@@ -594,7 +595,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
     Examples:
       hydractl make model/ --train train/ --val val/ --test test/ -o out/
-      hydractl make model/ --hydra tuned --train train/ --val val/ --test test/ -o out/
+      hydractl make m.st --hydra tuned --train train/ --val val/ --test test/ -o out
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
       hydractl make run1/model_best.pth.tar run2/model_best.pth.tar --ema \
         --val val/ --test test/ --near birds=birds/ --far noise -o out/
