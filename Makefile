@@ -70,7 +70,7 @@ dist: $(STAMP)
 
 # The package alone, which is all that the demo needs, and with pip's progress: torch is large. Python compiles what is imported;
 # to compile all that is installed takes pip most of a minute.
-$(PACKAGE): pyproject.toml
+$(PACKAGE): pyproject.toml hydractl/version.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e .
 	touch $@
