@@ -27,7 +27,7 @@ from hydractl.evaluation.guarantees import stores_other_classes
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Value
-from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples, Threshold
+from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples, KnownTest, Threshold
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Report, Row
 from hydractl.manifest.terms import ID_NAME, Temperature
@@ -283,18 +283,23 @@ QUALITY = 90
 reports."""
 
 
-def accepted_answers(predictions: StoredPredictions, tests: Sequence[Threshold | None]) -> dict[str, Tensor]:
-    """Return under the key `accepted` whether each answer passes all thresholds, shape (N,), boolean.
+def accepted_answers(
+    predictions: StoredPredictions, known_test: KnownTest | None, threshold: Threshold | None
+) -> dict[str, Tensor]:
+    """Return under the key `accepted` whether each answer passes both tests, shape (N,), boolean.
 
-    The result is empty if a threshold has no bound, or if there is no threshold.
+    The result is empty if the threshold has no bound, or if there is no test.
     """
-    passes = []
-    for test in filter(None, tests):
-        if test.below is None:
+    bounds = [(known_test.score, known_test.bound)] if known_test else []
+    if threshold is not None:
+        if threshold.below is None:
             return {}
-        scores = ood_score(predictions, test.score)
+        bounds.append((threshold.score, threshold.below))
+    passes = []
+    for name, bound in bounds:
+        scores = ood_score(predictions, name)
         # as in `predict`, scores from logits are compared in float32
-        passes.append((scores if test.score in predictions.scores else scores.float()) < test.below)
+        passes.append((scores if name in predictions.scores else scores.float()) < bound)
     return {"accepted": torch.stack(passes).all(0)} if passes else {}
 
 

@@ -227,7 +227,7 @@ def remarks(compared: Compared) -> Iterator[str]:
         f"{row.name}: {guarantee.summary}."
         for report in compared.reports
         for row in report.rows
-        for guarantee in (row.threshold, row.sets)
+        for guarantee in (row.known_test, row.threshold, row.sets)
         if guarantee is not None
     )
     if withheld := [row for row, words in judgements(compared).items() if WITHHELD in words.values()]:

@@ -383,7 +383,7 @@ def _measure_row(
             results.examples = examples_of(
                 data.inputs[ID_NAME].dataset,
                 predictions[ID_NAME],
-                {**answers, **accepted_answers(predictions[ID_NAME], [row.threshold])},
+                {**answers, **accepted_answers(predictions[ID_NAME], row.known_test, row.threshold)},
                 data.labels,
                 data.class_names,
                 most=config.keep_examples,
