@@ -35,10 +35,10 @@ from hydractl.metrics.compute import Measurement, means, measure, ood_score
 from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import VAL
-from hydractl.prediction.answers import Scaling, answers
 from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.run_models import Scaling, answers
 from hydractl.processes.distributed import ProcessGroup
 
 SELECTION_METRIC = "auroc"

@@ -29,10 +29,10 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
-from hydractl.prediction.answers import Execution, Scaling, predict
 from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
 from hydractl.prediction.inference import PreparedData, memory_guard
 from hydractl.prediction.open_inputs import data_input, digests, identify, labels_of, warn_of_model
+from hydractl.prediction.run_models import Execution, Scaling, predict
 from hydractl.processes.distributed import answering_device
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"

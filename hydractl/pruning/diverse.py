@@ -28,10 +28,10 @@ from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
 from hydractl.model_inputs import mask_absent_words
-from hydractl.prediction.answers import Execution
 from hydractl.prediction.class_names import Naming, run_both_towers
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.open_inputs import data_input, labels_of, open_sets
+from hydractl.prediction.run_models import Execution
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.pruning.strategies import Diversity
 from hydractl.runtime import on_cpu

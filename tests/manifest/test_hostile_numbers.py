@@ -16,8 +16,8 @@ from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind
 from hydractl.manifest.terms import Temperature
 from hydractl.metrics.feature_scores import FittedScore
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, VERSION
-from hydractl.prediction.answers import Scaling
 from hydractl.prediction.inference import respond
+from hydractl.prediction.run_models import Scaling
 from support.builders import base, sha
 from support.reports import THRESHOLD
 from support.variants import variant

@@ -25,7 +25,7 @@ from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
 from hydractl.metrics.temperature import divisor, fit_label_temperatures, fit_temperature, scale, scaled_nll
-from hydractl.prediction.answers import Scaling
+from hydractl.prediction.run_models import Scaling
 from hydractl.tasks import MULTI_LABEL
 from hydractl.training.losses import DistillationLoss
 

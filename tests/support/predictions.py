@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.metrics.per_sample import Responses, StoredPredictions, in_memory
-from hydractl.prediction.answers import LABELS, LOG_PROBS, LOGSUMEXP, SCORE_TENSORS
+from hydractl.prediction.run_models import LABELS, LOG_PROBS, LOGSUMEXP, SCORE_TENSORS
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from hydractl.families.open_model import open_model
-from hydractl.prediction import answers
+from hydractl.prediction import run_models
 from hydractl.prediction.inference import responses
 from hydractl.processes.distributed import ProcessGroup
 
@@ -47,7 +47,7 @@ def as_processes(monkeypatch, stage, references):
     Returns:
         Thread-local object; each thread sets its `team`.
     """
-    own, gate, load = threading.local(), threading.Lock(), answers.load_any
+    own, gate, load = threading.local(), threading.Lock(), run_models.load_any
     opened = {reference: open_model(reference) for reference in references}
 
     def one_by_one(*args, **named):
@@ -56,7 +56,7 @@ def as_processes(monkeypatch, stage, references):
 
     monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
     monkeypatch.setattr(stage, "open_reader", lambda reference, **_: opened[reference])
-    monkeypatch.setattr(answers, "load_any", one_by_one)
+    monkeypatch.setattr(run_models, "load_any", one_by_one)
     return own
 
 

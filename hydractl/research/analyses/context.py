@@ -32,9 +32,9 @@ from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.plugins import load
-from hydractl.prediction.answers import Scaling
 from hydractl.prediction.class_names import prompts_of
 from hydractl.prediction.inference import collected, responses
+from hydractl.prediction.run_models import Scaling
 from hydractl.research.analyses.options import ANALYSES, AnalysisNeeds, AnalysisOptions
 from hydractl.research.corruptions.measure import with_corruption
 from hydractl.research.corruptions.names import Corruption

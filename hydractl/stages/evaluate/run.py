@@ -60,10 +60,10 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.metrics.resampling import Resampling, without_nan
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import load_predictors, write_predictions
 from hydractl.prediction.class_names import NOTHING_NAMED
 from hydractl.prediction.feature_ood import Predictor, Scores, with_ood_scores
 from hydractl.prediction.open_inputs import open_reader
+from hydractl.prediction.run_models import load_predictors, write_predictions
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
 from hydractl.provenance.command_config import config_digest, input_refs

@@ -27,10 +27,10 @@ from hydractl.manifest.header import Fate, FittedScores, Header, InputFile, samp
 from hydractl.manifest.terms import Temperature, TemperatureFields
 from hydractl.messages import counted
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import Execution
 from hydractl.prediction.class_names import Naming, with_classes
 from hydractl.prediction.feature_ood import Scores
 from hydractl.prediction.merge_trunk import DensityFitter, MergeEvaluator, MergeMeasurement
+from hydractl.prediction.run_models import Execution
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step

@@ -25,12 +25,12 @@ from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, default_score, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import answer_blocks, load_predictors, window
 from hydractl.prediction.class_names import Classes, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_tests, with_ood_scores
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn_of_model
 from hydractl.prediction.predictions import NO_BOUNDS, UNKNOWN, UNSURE, Bounds
+from hydractl.prediction.run_models import answer_blocks, load_predictors, window
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
     ACCEPTED,

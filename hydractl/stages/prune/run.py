@@ -18,8 +18,8 @@ from hydractl.heads.masks import Sampling, total_kept
 from hydractl.manifest.head_mask import HeadImportance, Mask
 from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.messages import quoted
-from hydractl.prediction.answers import Execution
 from hydractl.prediction.open_inputs import warn_of_folder
+from hydractl.prediction.run_models import Execution
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step

@@ -127,7 +127,7 @@ def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkey
     assert run(told, fail_if=(condition,)).checks[0].failed
     rows = run(model, compare=beside, **named).rows
     assert [{n: v.value for n, v in row.values.items()} for row in rows] == [{}, {"training_macs": 1000}]
-    monkeypatch.setattr("hydractl.prediction.answers.load_any", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("hydractl.prediction.run_models.load_any", lambda *_, **__: pytest.fail("too late"))
     for changes in ({"compare": beside, "fail_if": (condition,)}, named):
         with pytest.raises(UsageError, match=r"the lineage of `base` does not record"):
             run(model, **changes)

@@ -12,9 +12,9 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError
 from hydractl.metrics.per_sample import Responses
-from hydractl.prediction.answers import predict, write_predictions
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.run_models import predict, write_predictions
 from support.builders import base
 from support.predictions import SavedPredictions
 

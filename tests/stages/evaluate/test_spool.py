@@ -19,8 +19,8 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.output import scratch
 from hydractl.prediction import inference
-from hydractl.prediction.answers import write_predictions
 from hydractl.prediction.inference import collected
+from hydractl.prediction.run_models import write_predictions
 
 M, N, C = 3, 101, 6
 

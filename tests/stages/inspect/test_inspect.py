@@ -478,7 +478,7 @@ def test_what_eval_saves_is_recognised(tmp_path):
     import torch
 
     from hydractl.metrics.per_sample import Responses
-    from hydractl.prediction.answers import write_predictions
+    from hydractl.prediction.run_models import write_predictions
 
     predictions = {"base": {"id": Responses(torch.zeros(1, 4, 3))}}
     labels = {"id": torch.zeros(4, dtype=torch.int64)}

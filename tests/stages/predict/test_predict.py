@@ -260,7 +260,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     journal = work / f"out{suffix}.journal"
     journal.write_text("mine")
     before = sorted(work.rglob("*"))
-    monkeypatch.setattr("hydractl.prediction.answers.SORTED_BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.run_models.SORTED_BATCHES", 2)
     asked, respond = [], inference.respond
 
     def failing(*args, **named):
@@ -295,7 +295,7 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
     """The images include an unreadable file."""
     (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
     (work / "flat/bad.png").write_bytes(b"no image")
-    monkeypatch.setattr("hydractl.prediction.answers.SORTED_BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.run_models.SORTED_BATCHES", 2)
     runs = {
         "hydra.st": {"data": ("flat", "tree", "digits::limit=9"), "skip_bad": True},
         "bert": {"data": ("t.jsonl",)},

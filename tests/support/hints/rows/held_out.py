@@ -160,7 +160,7 @@ ROWS = (
     ),
     Row(
         "use `--device cpu`, or `--no-latency` to keep only one row in memory",
-        "python import torch; from hydractl import EvalConfig, evaluate; from hydractl.prediction import answers as m; "
+        "python import torch; from hydractl import EvalConfig, evaluate; from hydractl.prediction import run_models as m; "
         "from unittest import mock\nwith mock.patch.object(m, 'load_any', side_effect=torch.OutOfMemoryError()):\n"
         "    evaluate(EvalConfig(model='base.st', data='digits::classes=0-6,limit=9', latency=False))",
         f"{EVAL} --device cpu -o o.json",
