@@ -282,11 +282,11 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             state_dict: Weights to write instead of the model's own, for example gathered from several
                 processes.
             push_to_hub: Not supported.
-            kwargs: Arguments of the library without effect on members and hydras.
+            kwargs: Arguments in `NOT_SAVED`, which are ignored. Others must be None.
 
         Raises:
             UsageError: If the tensors are not those of the model, or the number of renamed classes differs.
-            TypeError: If any other argument is given.
+            TypeError: If any other argument is given, for example `max_shard_size`.
             ValueError: If `push_to_hub` is set; use `model.loaded.push_to_hub` instead.
         """
         if push_to_hub:

@@ -90,7 +90,11 @@ def prepared(preprocess: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
-    """Yield random inputs of several batch sizes: texts of two lengths, or pixels of several sizes."""
+    """Yield random inputs of several batch sizes.
+
+    With `with_pixels`, a model of images gets uint8 pixels of several sizes; without, `pixel_values` of its
+    own size. Texts that are padded to the longest text follow in half their length too.
+    """
     preprocess = header.preprocess
     if with_pixels and isinstance(preprocess, Preprocess):
         for i, size in enumerate(SIZES):

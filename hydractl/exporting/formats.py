@@ -522,7 +522,8 @@ def script(
 def _of_images(preprocess: Preprocess) -> dict[str, object]:
     """Return the template's values for images.
 
-    Sizes are (width, height): `size` after the crop, `scaled` before it.
+    Sizes are (width, height): `size` after the crop, `scaled` before it. `fill` is the mean color in 0..255;
+    mean and std themselves are not among the values.
     """
     channels, height, width = preprocess.input_size
     return {

@@ -310,7 +310,14 @@ def _without_common(
 def _check(
     place: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header
 ) -> None:
-    """Compare names, shapes and dtypes with the architecture, and raise if any differ."""
+    """Compare names and shapes with the architecture, and refuse integers in place of floating-point tensors.
+
+    Floating-point dtypes may differ.
+
+    Raises:
+        CheckpointError: If tensors do not fit.
+        OtherClassesError: If only the number of classes differs.
+    """
     actual = {name: spec_of(tensor) for name, tensor in tensors.items()}
     architecture = header.architecture
     heads = tuple(

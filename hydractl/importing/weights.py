@@ -118,7 +118,10 @@ def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object
 
 
 def _values(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> dict[str, object]:
-    """Return the values of the keys: strings for options in `TEXTS`, else numbers."""
+    """Return the first value of each key in the holders, without missing keys and values of the wrong type.
+
+    Values are strings for keys in `TEXTS`, else numbers or lists of numbers.
+    """
     by_key = {key: _first(holders, (key,)) for key in keys}
     return {
         key: value

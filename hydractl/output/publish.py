@@ -412,7 +412,10 @@ def scratch_beside(target: Path) -> Path:
 
 
 def _prefix(target: Path) -> str:
-    """Return the prefix of all names derived from `target`, short and different for each target."""
+    """Return the prefix of all names derived from `target`.
+
+    `.NAME.`; for a long name, its beginning and a digest. Different for each target in a folder.
+    """
     name = target.name
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f".{name}." if len(name) <= _STEM else f".{name[:_STEM]}-{digest[:16]}."
@@ -531,7 +534,10 @@ class OutputLock:
             sync_path(self._folder)
 
     def end_renames(self) -> None:
-        """Clear the record after the last rename."""
+        """Forget the recorded outputs after the last rename.
+
+        The lock file keeps the record until `release` removes the file.
+        """
         self._unfinished = {}
 
     def release(self) -> None:

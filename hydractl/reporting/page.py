@@ -119,7 +119,11 @@ def _table(table: ReportTable) -> Iterator[str]:
 
 
 def literal(text: str) -> str:
-    """Return a text in which all Markdown and HTML markup is escaped."""
+    """Return a text as a single line without active HTML and inline Markdown.
+
+    White space becomes single spaces. Markers at the beginning of a line, for example `- ` and `1. `, are not
+    escaped, so the text should follow other text.
+    """
     line = (
         re.sub(r"\s+", " ", escape_unsafe(text))
         .replace("&", "&amp;")

@@ -54,7 +54,7 @@ class Quantity(NamedTuple):
     scope: str | None = None
 
     def __str__(self) -> str:
-        """Return the quantity in the syntax of `eval --fail-if`."""
+        """Return the name, or `name[scope]` with a scope, as in `eval --fail-if`."""
         return self.name if self.scope is None else f"{self.name}[{self.scope}]"
 
     @property

@@ -222,7 +222,8 @@ class Snapshot:
     def named(self) -> dict[str, tuple[str, Mapping[str, torch.Tensor]]]:
         """Return the non-empty groups of tensors by field name, each as (file name, tensors).
 
-        The file name contains candidate and step, so a file with other content has another name.
+        The file name contains the candidate and, except for the winner's weights, the step. A file with other
+        content therefore has another name.
         """
         at, won = self.position, self.winner.candidate if self.winner else 0
         stem = f"{at.candidate}-{at.step}"

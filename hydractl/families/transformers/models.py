@@ -715,11 +715,13 @@ def _described(
 
 
 def _check(row: FamilyRow, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
-    """Check that heads can be removed from a model with a classifier and layers.
+    """Check that the model has layers, a classifier unless it is zero-shot, and heads that can be removed.
 
     Raises:
-        UnsupportedModelError: If heads cannot be removed, or the model has no classifier or no layers.
-        OptionsError: If the width is not a multiple of the number of heads.
+        UnsupportedModelError: If heads cannot be removed, a tower has no layers, or a model which is not
+            zero-shot has no classifier.
+        OptionsError: If a tower has no heads, or has no `head_dim` and a width which is not a multiple of the
+            number of heads.
     """
     if reason := row.refused(config):
         raise UnsupportedModelError(f"`{config.model_type}` is not supported: {reason}")

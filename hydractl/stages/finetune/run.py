@@ -281,7 +281,7 @@ def _check_sharding(config: FinetuneConfig) -> None:
 def _state_folder(
     config: FinetuneConfig, work: TrainingPlan, inputs: Sequence[InputFile]
 ) -> StateFolder | None:
-    """Return the folder for the state of the run; None for a stream."""
+    """Return the folder for the state of the run; None if the output is a stream."""
     if config.state is None:
         return None
     options = config.options()

@@ -384,7 +384,11 @@ class PruneConfig(CommandConfig):
     @property
     @override
     def implied(self) -> dict[str, Strategy]:
-        """Strategy implied by other options. Clusters in the scores are not considered."""
+        """Default strategy under the key `strategy`; empty with `masks` or `auto`.
+
+        `objectives` for several scores files, else `sample` with a pool, else `best`. Clusters in the scores
+        are not considered.
+        """
         if self.masks or self.auto:
             return {}
         sampled = Strategy.BEST if self.pool is None else Strategy.SAMPLE
