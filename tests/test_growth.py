@@ -74,7 +74,7 @@ METRICS = (
         definition="Mean distance between the expected grade and the true one.",
         needs=MetricNeeds.TASK,
         higher_is_better=False,
-        reads=("distance",),
+        arguments=("distance",),
         compute=mean,
         interval=True,
     ),
@@ -204,7 +204,7 @@ def test_a_strategy_is_two_files(copy):
     copy.insert(words, '    LAST = "last"\n', before='    DIVERSE = "diverse"\n')
     copy.insert(
         words,
-        'Strategy.LAST: Rules(summary="as best", many=False),\n        ',
+        'Strategy.LAST: Rules(summary="as best", has_members=False),\n        ',
         before="Strategy.DIVERSE: Rules(",
     )
     copy.insert(draws, "    Strategy.LAST: _best,\n", before="    Strategy.DIVERSE: _diverse,\n")
@@ -224,7 +224,7 @@ def test_a_metric_is_one_file(copy):
     copy.insert(
         "hydractl/metrics/classification.py",
         '    _labelled(name="worst", column="Worst", definition="Largest surprise.", higher_is_better=False, '
-        'reads=("nll",), compute=lambda nll: nll.amax(-1)),\n',
+        'arguments=("nll",), compute=lambda nll: nll.amax(-1)),\n',
         before='    _labelled(\n        name="ece"',
     )
     data = ["--data", "digits::classes=0-6,limit=20", "--no-latency", "--bootstrap", "9"]

@@ -73,7 +73,7 @@ def test_it_installs_every_file_of_the_package(python):
 
 def test_every_page_and_card_gives_that_command():
     header = base().header
-    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
     texts["card"] = card_of(Facts(name="org/name", revision="main", header=header, specs={})).decode()
     extras = "|".join(PROJECT["optional-dependencies"])
     commands = {
@@ -85,8 +85,8 @@ def test_every_page_and_card_gives_that_command():
 
     assert {name for name, command in commands if command == INSTALL} >= {
         "card",
-        "hydra.yml",
-        "serving.md",
+        "docs/examples/hydra.yml",
+        "docs/serving.md",
         "README.md",
         "llms.txt",
     }

@@ -100,8 +100,8 @@ def test_odd_images_get_one_answer(images, tmp_path):
     assert [line["path"] for line in lines] == paths
     probabilities = hydractl.load(images).predict(paths).probabilities
     # The pipeline does not close the images.
-    images = [Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths]
-    asked = pipeline("image-classification", model=str(images), top_k=7)(images)
+    open_images = [Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths]
+    asked = pipeline("image-classification", model=str(images), top_k=7)(open_images)
     for line, row, answers in zip(lines, probabilities.tolist(), asked, strict=True):
         expected = pytest.approx(dict(zip("abcdefg", row, strict=True)), abs=1e-5)
         assert {top["label"]: top["probability"] for top in line["top"]} == expected

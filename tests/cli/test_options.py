@@ -108,6 +108,8 @@ TEXTS = {
     "corrupt": "fog:3",
     "words": "list",
     "log_to": "tensorboard",
+    "smallest": "nll=0.25",
+    "pick": "single",
 }
 """Values to type for options that do not accept an arbitrary word."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
@@ -120,7 +122,12 @@ KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")}
 COMPANIONS = {
-    "make": dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)) | {"max_loss": ("second.st",)},
+    "make": {
+        **dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)),
+        "max_loss": ("second.st",),
+        "hydra": ("--train", "digits"),
+        **dict.fromkeys(("epochs", "lr", "pick"), ("--hydra", "tuned", "--train", "digits")),
+    },
     "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
         **{

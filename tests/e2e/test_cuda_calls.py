@@ -126,7 +126,7 @@ def test_a_wait_and_another_device_are_found(stages):
     """Planted waits of a stage, and a kernel on the first GPU, are counted."""
     found = stages["planted"]
     assert found["devices"] == [0, 1]
-    assert found["waits"]["__main__.carelessly"] == 4
+    assert found["waits"]["__main__.blocking_on_device"] == 4
 
 
 def test_values_are_those_of_the_processor(stages):

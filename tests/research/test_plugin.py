@@ -20,7 +20,7 @@ from hydractl.settings import declared
 
 TABLES = """
 import sys
-from hydractl.research.analyses.options import ANALYSES, Analysing
+from hydractl.research.analyses.options import ANALYSES, AnalysisOptions
 from hydractl.research.baselines.options import BASELINES
 from hydractl.research.methods.options import METHODS
 print(len(ANALYSES), len(BASELINES), len(METHODS), "torch" in sys.modules)

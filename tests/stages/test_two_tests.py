@@ -179,7 +179,7 @@ def decided(models):
     predicted = hydractl.load(models / "scored.st").predict(paths)
     strangeness, msp = predicted.scores[ENERGY_DENSITY], predicted.scores[MSP]
     below = _middle(strangeness, 0.6)
-    known = KnownTest(score=ENERGY_DENSITY, below=below, share=0.6, count=40, kept=24, version=2)
+    known = KnownTest(score=ENERGY_DENSITY, below=below, share=0.6, count=40, accepted=24, version=2)
     sure = Threshold(
         score=MSP, below=_middle(msp[strangeness < below], 0.5), risk=0.5, delta=0.5, count=24, accepted=12, errors=0
     )  # fmt: skip
@@ -234,7 +234,7 @@ def test_scripts_auto_classes_and_python_give_the_reasons_of_predict(models, dec
 
 def test_a_script_of_the_known_test_alone(models, decided, python):
     header = Checkpoint.open(models / "mixed.st").header
-    few = KnownTest(score=ENERGY_DENSITY, share=0.95, count=5, kept=5, version=2)
+    few = KnownTest(score=ENERGY_DENSITY, share=0.95, count=5, accepted=5, version=2)
     for known in (header.known_test, few):
         stored = with_tests(models / "scored.st", models / "alone.st", known_test=known)
         exported = models / "alone.pt2"

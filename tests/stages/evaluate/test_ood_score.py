@@ -106,11 +106,11 @@ def test_every_metric_is_there_by_every_score(report):
     assert report.ood_scores == tuple(SCORES)
     for row in report.rows:
         ranked = [name for name in row.ood["noise"] if "@" in name]
-        assert len(ranked) == 6 * (len(SCORES) - 1)
+        assert len(ranked) == 7 * (len(SCORES) - 1)
         assert row.means["far"].keys() == row.ood["noise"].keys()
         assert {n for n, v in row.ood["noise"].items() if v.low is not None} == {
             f"{metric}{tail}"
-            for metric in ("auroc", "fpr95", "aupr")
+            for metric in ("auroc", "accepted95", "fpr95", "aupr")
             for tail in ("", *(f"@{score}" for score in SCORES if score != "msp"))
         }
     for score in SCORES:
@@ -134,12 +134,29 @@ def test_there_is_a_table_a_score(report_folder, report, capsys):
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0].split().count("AUROC") == 1
-    assert any("AUROC, FPR95 and AUPR are means over 2 OOD sets by msp" in line for line in lines)
+    assert any(
+        "AUROC, accepted at 95 % known, FPR95 and AUPR are means over 2 OOD sets by msp" in line
+        for line in lines
+    )
     for score in SCORES:
         (begin,) = (
             i for i, line in enumerate(lines) if line.startswith("noise (") and line.endswith(f", by {score}")
         )
-        assert lines[begin + 1].split() == ["model", "AUROC", "↑", "FPR95", "↓", "AUPR", "↑"]
+        assert lines[begin + 1].split() == [
+            "model",
+            "AUROC",
+            "↑",
+            "accepted",
+            "at",
+            "95",
+            "%",
+            "known",
+            "↓",
+            "FPR95",
+            "↓",
+            "AUPR",
+            "↑",
+        ]
         value = report.rows[0].ood["noise"]["auroc" if score == "msp" else f"auroc@{score}"].value
         assert lines[begin + 3].split()[1] == f"{value:.3f}"
 

@@ -303,12 +303,12 @@ def test_a_greedy_run_without_a_name_for_what_it_maximised(tmp_path, model):
     assert ": the objective drops after 6 removals" in report.found[0]
 
 
-@pytest.mark.parametrize("opened", [0, 5, 12])
-def test_open_gates_stay(tmp_path, model, model_file):
-    file = scores_file(tmp_path / "l0.json", TABLE, method="l0", results={"open": model_file})
+@pytest.mark.parametrize("open_gates", [0, 5, 12])
+def test_open_gates_stay(tmp_path, model, open_gates):
+    file = scores_file(tmp_path / "l0.json", TABLE, method="l0", results={"open": open_gates})
     report = prune(model, tmp_path / "m.st", scores=(file,), auto=True)
-    assert report.members[0].heads_kept == model_file
-    assert f"keeps {model_file} heads of 12: their gates stayed open" in report.found[0]
+    assert report.members[0].heads_kept == open_gates
+    assert f"keeps {open_gates} heads of 12: their gates stayed open" in report.found[0]
 
 
 def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):
