@@ -412,10 +412,7 @@ def scratch_beside(target: Path) -> Path:
 
 
 def _prefix(target: Path) -> str:
-    """Return the prefix of all names derived from `target`.
-
-    `.NAME.`; for a long name, its beginning and a digest. Different for each target in a folder.
-    """
+    """Return `.NAME.`, the prefix of names derived from `target`; for a long name, its start and a digest."""
     name = target.name
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f".{name}." if len(name) <= _STEM else f".{name[:_STEM]}-{digest[:16]}."
@@ -534,10 +531,7 @@ class OutputLock:
             sync_path(self._folder)
 
     def end_renames(self) -> None:
-        """Forget the recorded outputs after the last rename.
-
-        The lock file keeps the record until `release` removes the file.
-        """
+        """Forget the recorded outputs. The lock file keeps the record until `release` removes the file."""
         self._unfinished = {}
 
     def release(self) -> None:
