@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [
         case
         for case in read_cases((HERE / "same_bytes_cases.txt").read_text(), models_of(variants))
-        if not options.picklable_subset or any(text in case.group for text in options.picklable_subset)
+        if not options.only or any(text in case.group for text in options.only)
     ]
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()

@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(1)  # The matrices of the demo are too small for more threads.
-    chosen = [choice for choice in CHOICES if choice.name in options.picklable_subset]
+    chosen = [choice for choice in CHOICES if choice.name in options.only]
     runs = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
