@@ -80,7 +80,7 @@ def fit_threshold(
             for part, y in zip(predictions.split(size), labels.split(size), strict=True)
         ]
     )
-    scores = _scores(predictions, score)
+    scores = tested_scores(predictions, score)
     if among is not None:
         hits, scores = hits[among], scores[among]
     if not len(hits):
@@ -115,7 +115,7 @@ def fit_known(
         share: Minimum share of known inputs that pass.
         among: Calibration samples, shape (N,), boolean.
     """
-    scores = _scores(predictions, score)
+    scores = tested_scores(predictions, score)
     below, accepted = known_max(scores[among], share)
     known_test = KnownTest(
         score=score,
@@ -140,7 +140,7 @@ def first_half(content: np.ndarray) -> Tensor:
     return torch.from_numpy(content <= np.sort(content)[(len(content) - 1) // 2])
 
 
-def _scores(predictions: StoredPredictions, score: str) -> Tensor:
+def tested_scores(predictions: StoredPredictions, score: str) -> Tensor:
     """Return an OOD score (N,), in float32 if computed from logits, as in `predict`."""
     scores = ood_score(predictions, score)
     return scores if score in predictions.scores else scores.float()

@@ -23,7 +23,7 @@ from hydractl.data.preprocess import to_channels
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError, shortened
 from hydractl.evaluation.data import EvalData
-from hydractl.evaluation.guarantees import stores_other_classes
+from hydractl.evaluation.guarantees import stores_other_classes, tested_scores
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Value
@@ -38,6 +38,7 @@ from hydractl.metrics.registry import VAL
 from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.predictions import Bounds
 from hydractl.prediction.run_models import Scaling, answers
 from hydractl.processes.distributed import ProcessGroup
 
@@ -290,17 +291,9 @@ def accepted_answers(
 
     The result is empty if the threshold has no bound, or if there is no test.
     """
-    bounds = [(known_test.score, known_test.bound)] if known_test else []
-    if threshold is not None:
-        if threshold.below is None:
-            return {}
-        bounds.append((threshold.score, threshold.below))
-    passes = []
-    for name, bound in bounds:
-        scores = ood_score(predictions, name)
-        # as in `predict`, scores from logits are compared in float32
-        passes.append((scores if name in predictions.scores else scores.float()) < bound)
-    return {"accepted": torch.stack(passes).all(0)} if passes else {}
+    bounds = Bounds.of(known_test, threshold)
+    accepted, _ = bounds.decide({name: tested_scores(predictions, name) for name, _ in filter(None, bounds)})
+    return {} if accepted is None else {"accepted": accepted}
 
 
 def examples_of(

@@ -244,15 +244,22 @@ class MakeConfig(CommandConfig):
     def further_inputs(self) -> tuple[InputRef, ...]:
         return tuple(InputRef(Role.MODEL, model) for _, model in self.named_models if not from_script(model))
 
-    def stages(self, pick: str | None, *, fits_scores: bool = True) -> Iterator[StageOptions]:
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Rows that the last stage of the pipeline may store as `model.st`: one, or all rows before the choice."""
+        return self.picks if self.chooses else (self.pick or self.picks[0],)
+
+    def stages(self, *, fits_scores: bool = True) -> Iterator[StageOptions]:
         """Yield the pipeline stages that import, train and fuse models, and make table, page and threshold.
 
         A single model stays unchanged. The table measures the model with fitted temperature and OOD score.
         `calibrated.st` stores both.
 
         Args:
-            pick: Row of the last stage, which finds the threshold. None omits this stage.
             fits_scores: Whether OOD scores are fitted on `--train`.
+
+        Yields:
+            All stages; the last ones find the threshold, one stage for each of `candidates`.
 
         Raises:
             CheckpointError: If weights of a training script do not exist.
@@ -343,21 +350,20 @@ class MakeConfig(CommandConfig):
             "smallest": [*map(str, self.smallest)],
             "out": self._path(PAGE),
         }
-        if pick is None:
-            return
         calibrated = self._path(HYDRA if self.fuses else CALIBRATED)
-        yield {
-            "name": THRESHOLD,
-            "command": "eval",
-            **({"model": rows[pick], **fitted} if self.fuses and pick in rows else {"model": calibrated}),
-            "data": testing,
-            "threshold-for": str(risk_text(self.risk)),
-            "latency": False,
-            "bootstrap": 0,
-            **on,
-            "store": self._path(MODEL),
-            "out": self._path(TESTED),
-        }
+        for pick in self.candidates:
+            yield {
+                "name": THRESHOLD,
+                "command": "eval",
+                **({"model": rows[pick], **fitted} if self.fuses and pick in rows else {"model": calibrated}),
+                "data": testing,
+                "threshold-for": str(risk_text(self.risk)),
+                "latency": False,
+                "bootstrap": 0,
+                **on,
+                "store": self._path(MODEL),
+                "out": self._path(TESTED),
+            }
 
     def _member_stages(self, model: str, fitting: str, on: StageOptions) -> Iterator[StageOptions]:
         """Yield the stages of `--hydra`: with `pruned` scores and pruned members, and the training of each member.
@@ -615,13 +621,14 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
         terminal.progress().warn(
             f"`--train` is ignored: the models answer {labels}, and only models with one label use it"
         )
-    hydra, *_ = config.picks
-    picks = (None, *config.picks) if config.chooses else (config.pick or hydra,)
-    texts = {pick: _text(config, pick, fits_scores=not labels) for pick in picks}
-    first = texts[picks[0]]
+    picks = config.candidates
+    stages = [{k: literal(v) for k, v in s.items()} for s in config.stages(fits_scores=not labels)]
+    common, last = stages[: -len(picks)], stages[-len(picks) :]
+    texts = {p: written([*common, stage], command="make") for p, stage in zip(picks, last, strict=True)}
+    first = written(common, command="make") if config.chooses else texts[picks[0]]
     # With a choice, the file has one of several texts after an earlier run.
     present = plan.read_bytes() if plan.is_file() else b""
-    known = next((text for text in texts.values() if text.encode() == present), first)
+    known = next((text for text in (first, *texts.values()) if text.encode() == present), first)
     force = config.force or (config.dry_run and config.keep is None)
     read_back(plan, known, force=force)
     results: list[dict[str, object]] = []
@@ -648,12 +655,6 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     if not (config.dry_run or terminal.as_json or terminal.quiet):
         with written_out():
             _show(config)
-
-
-def _text(config: MakeConfig, pick: str | None, *, fits_scores: bool) -> str:
-    """Return the text of the pipeline; `pick` is the row of the last stage, or None without this stage."""
-    stages = config.stages(pick, fits_scores=fits_scores)
-    return written(({key: literal(value) for key, value in s.items()} for s in stages), command="make")
 
 
 def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:

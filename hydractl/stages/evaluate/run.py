@@ -526,15 +526,22 @@ def _options(config: EvalConfig, run: Evaluation) -> dict[str, OptionValue]:
         "templates": None if classes is None else classes.templates,
         "max_length": config.max_length,
         "seed": config.seed,
+        **_fitting_options(config),
+    }
+    return {name: option for name, option in options.items() if option is not None or name == "dtype"}
+
+
+def _fitting_options(config: EvalConfig) -> dict[str, OptionValue]:
+    """Return the options of temperature, tests and sets, which reports and stored models record."""
+    return {
+        "temperature": config.given_temperature,
         "threshold_for": risk_text(config.threshold_for),
         "label_thresholds": config.label_thresholds or None,
         "guarantee": None if config.has_confidence else config.promised.value,
         "delta": config.chance,
         "keep_known": config.keep_known,
         **config.set_options.recorded,
-        "temperature": config.given_temperature,
     }
-    return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 
 
 def _write(
@@ -588,13 +595,7 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
         config,
         family=model_file.family,
         options={
-            "temperature": config.given_temperature,
-            "threshold_for": risk_text(config.threshold_for),
-            "label_thresholds": config.label_thresholds or None,
-            "guarantee": None if config.has_confidence else config.promised.value,
-            "delta": config.chance,
-            "keep_known": config.keep_known,
-            **config.set_options.recorded,
+            **_fitting_options(config),
             "ood_score": next((test.score for test in (row.known_test, row.threshold) if test), None),
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
