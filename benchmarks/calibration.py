@@ -171,8 +171,8 @@ def tasks(folder: Path, file: Path | None, backbone: Path | None) -> Iterator[Ta
     if file is not None and backbone is not None:
         parts = draw(file, folder / "clinc150")
         text = ("--pooling", "mean")
-        probe = Training(None, 10, rate("1e-2", 32, *text, "--train", "head"))
-        few, tuning = rate("1e-2", 32, *text, "--train", "head"), rate("1e-4", 32, *text)
+        probe = Training(None, 10, rate("1e-2", 32, *text, "--train-parts", "head"))
+        few, tuning = rate("1e-2", 32, *text, "--train-parts", "head"), rate("1e-4", 32, *text)
         model = str(backbone)
         yield Task(
             "CLINC150",
@@ -222,7 +222,7 @@ def make(task: Task, model: Model, folder: Path, seed: int) -> Path:
             task.train if limit is None else f"{task.train}{',' if '::' in task.train else '::'}limit={limit}"
         )
         # Training data replace the validation data, because the unseen samples must not select a checkpoint.
-        run("finetune", start, "--data", data, "--val", data, "--epochs", training.epochs, "--eval-every", 10**6,
+        run("finetune", start, "--train", data, "--val", data, "--epochs", training.epochs, "--eval-every", 10**6,
             *training.options, "--seed", own_seed, "--if-changed", "-o", path)  # fmt: skip
         return path
 
@@ -230,7 +230,7 @@ def make(task: Task, model: Model, folder: Path, seed: int) -> Path:
     if model.apart is None:
         return start
     members = [train(start, model.apart, f"member-{i}", 100 * seed + 1 + i) for i in range(MEMBERS)]
-    merged = ("--merge-trunk", model.trunk) if model.trunk else ()
+    merged = ("--trunk", model.trunk) if model.trunk else ()
     run("fuse", *members, *merged, "--no-verify", "--if-changed", "-o", folder / "hydra.st")
     return folder / "hydra.st"
 

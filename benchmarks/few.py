@@ -2,7 +2,7 @@
 
 The bar: no feature-based score is more than 4 points of AUROC below MSP of the same model, near or far, in
 the mean of five draws. A score that `eval` refuses with a reason meets the bar. Each draw has other classes
-and samples. Models are trained by `finetune`; all numbers are from one `eval` with `--fit` (the few training
+and samples. Models are trained by `finetune`; all numbers are from one `eval` with `--train` (the few training
 samples) and `--val` (equally many samples per class that no training uses, at most 20). Files in `--work` are
 reused. The tables include all tasks with results.
 
@@ -13,7 +13,7 @@ reused. The tables include all tasks with results.
 `clinc150`: `clinc150.py` draws 20 intents. Near OOD are 20 other intents of the same domains; far OOD are
 intents of other domains and out-of-scope queries. Encoders:
 
-- `frozen`: MiniLM unchanged, with a fitted classifier (`finetune --train head`);
+- `frozen`: MiniLM unchanged, with a fitted classifier (`finetune --train-parts head`);
 - `tuned`: the whole model, trained from `frozen`;
 - `tuned-at-once` (optional): the whole model, with a random classifier.
 
@@ -103,7 +103,7 @@ class Clinc150:
     usual: ClassVar = encoders[:2]
     tested: ClassVar = {"test": 20, "near": 20, "far": 5, "oos": 300}
     training: ClassVar = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", *NEVER)
-    whole: ClassVar = ("--train", "norm,attention,mlp,readout,head", "--lr", "1e-4")
+    whole: ClassVar = ("--train-parts", "norm,attention,mlp,readout,head", "--lr", "1e-4")
 
     @cached_property
     def queries(self) -> list[Query]:
@@ -135,7 +135,7 @@ class Clinc150:
             return finetune(
                 self.backbone, splits, folder / f"{encoder}.st", *self.training, *self.whole, *steps
             )
-        head = ("--train", "head", "--lr", "1e-2")
+        head = ("--train-parts", "head", "--lr", "1e-2")
         frozen = finetune(self.backbone, splits, folder / "frozen.st", *self.training, *head, *steps)
         if encoder == "frozen":
             return frozen
@@ -174,7 +174,7 @@ class Digits:
         path = folder / f"{encoder}.st"
         if encoder == "tuned":
             return finetune(DIGITS.architecture, splits, path, *DIGITS.training, "--steps", "900", *NEVER)
-        head = ("--train", "head", "--lr", "1e-2", "--batch-size", "64", "--steps", "200", *NEVER)
+        head = ("--train-parts", "head", "--lr", "1e-2", "--batch-size", "64", "--steps", "200", *NEVER)
         return finetune(self._start(encoder, splits), splits, path, *head)
 
     def _start(self, encoder: str, splits: Splits) -> str | Path:
@@ -187,7 +187,7 @@ class Digits:
         path = self.work / f"encoder-{name}.st"
         if not path.exists():
             model = DIGITS.architecture.replace(f"num_classes={KNOWN}", f"num_classes={count}")
-            data = ("--data", f"digits::{chosen},split=train", "--val", f"digits::{chosen},split=val")
+            data = ("--train", f"digits::{chosen},split=train", "--val", f"digits::{chosen},split=val")
             epochs = ("--epochs", str(DIGITS.epochs), *NEVER)
             run(("finetune", model, *data, *DIGITS.training, *epochs, "-o", str(path)))
         return path
@@ -214,7 +214,7 @@ def write_images(folder: Path, split: str, digits: Iterable[str], count: int, se
 def finetune(model: str | Path, splits: Splits, path: Path, *options: str) -> Path:
     """Return the path of a model. Trains the model if the file is missing."""
     if not path.exists():
-        data = ("--data", splits.train, "--val", splits.val)
+        data = ("--train", splits.train, "--val", splits.val)
         run(("finetune", str(model), *data, *options, "--seed", str(splits.seed), "-o", str(path)))
     return path
 

@@ -115,7 +115,7 @@ class Folder:
             str(self.sizes.members),
             "--strategy",
             "random",
-            "--keep",
+            "--keep-heads",
             str(HEADS // 2),
         ]
         return ["prune", self.base(), *drawn, "--force", "-o", str(self.root / "m{i}.st")]

@@ -156,7 +156,7 @@ def synthetic() -> list[Population]:
 def digits(folder: Path) -> Population:
     """Train the demo's model and return its test digits as a population with error probabilities 0 or 1."""
     model, path = folder / "base.st", folder / "predictions.st"
-    run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
+    run("finetune", DIGITS.architecture, "--train", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
         "--epochs", DIGITS.epochs, "--seed", 0,
         "-o", model)  # fmt: skip
     run("eval", model, "--data", DIGITS.test, "--name", "base", "--no-latency", "--bootstrap", 0, "--metrics", "accuracy",

@@ -1,4 +1,4 @@
-"""Measure `finetune --train head` with stored features, with the encoder in each step, and full training.
+"""Measure `finetune --train-parts head` with stored features, with the encoder in each step, and full training.
 
 The model is a random ViT-Ti/16 at 224 pixels; the data are generated JPEG files of 320 x 240 in four classes.
 Each repetition trains once in each mode, in turn, so that other load affects all modes. Ratios are medians
@@ -61,9 +61,9 @@ def main() -> int:
 def timed(folder: Path, way: str, epochs: int) -> float:
     """Train in one mode and return the seconds."""
     data = DataRef.parse(str(folder / "data"))
-    recipe = Recipe(epochs=epochs, batch_size=32, train=PARTS if way == WHOLE else ("head",))
+    recipe = Recipe(epochs=epochs, batch_size=32, train_parts=PARTS if way == WHOLE else ("head",))
     config = FinetuneConfig(
-        model=MODEL, data=data, val=data, recipe=recipe, out=folder / f"{way}.st", force=True, device="cpu"
+        model=MODEL, train=data, val=data, recipe=recipe, out=folder / f"{way}.st", force=True, device="cpu"
     )
     begin = time.perf_counter()
     if way == EACH:

@@ -213,7 +213,7 @@ class Plan:
         usual = () if "--train" in options else task.whole
         taught = ("--teacher", ",".join(map(self.path, teachers))) if teachers else ()
         return self.make(
-            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, *usual, "--epochs", str(epochs),
+            name, "finetune", start, "--train", data.train, "--val", data.val, *task.tuning, *usual, "--epochs", str(epochs),
             "--seed", str(1000 * self.seed + len(self.files)), *(() if "--lr" in options else ("--lr", f"{task.lr:g}")), *options,
             *taught,
             needs=(*((start,) if start in self.files else ()), *teachers),
@@ -248,7 +248,7 @@ class Plan:
         )
         return (
             "eval", self.path(first.models[0]), "--name", first.name, "--data", data.test, *named, *compared,
-            *(("--ood-score", ",".join((*LOGIT_SCORES, DEFAULT_SCORE)), "--fit", data.train, "--val", data.val) if ood else ()),
+            *(("--ood-score", ",".join((*LOGIT_SCORES, DEFAULT_SCORE)), "--train", data.train, "--val", data.val) if ood else ()),
             "--bootstrap", "0", *options, "-o", self.path(name),
         )  # fmt: skip
 
@@ -301,9 +301,7 @@ def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
     )
     for count, owned in ((3, (0, 1, 2, 3)), (5, (0, 1))):
         for own in owned:
-            hydra = plan.fuse(
-                f"merged{count}-{own}.st", members[:count], "--merge-trunk", str(task.blocks - own)
-            )
+            hydra = plan.fuse(f"merged{count}-{own}.st", members[:count], "--trunk", str(task.blocks - own))
             plan.row(f"merged trunk of {count} K {own}", hydra)
 
 
@@ -313,7 +311,7 @@ def _own_tuned_on(plan: Plan) -> None:
     for own in (1, 2):
         trained = own * MEMBERS / task.blocks
         tuned = plan.tune(
-            f"own-{own}.st", f"merged3-{own}.st", "--train", "own", "--lr", f"{task.lr / 3:g}",
+            f"own-{own}.st", f"merged3-{own}.st", "--train-parts", "own", "--lr", f"{task.lr / 3:g}",
             epochs=epochs, compute=(1 - own / task.blocks) * FORWARD + trained,
         )  # fmt: skip
         plan.row(f"merged trunk of 3 and own blocks tuned on K {own}", tuned)
@@ -324,18 +322,18 @@ def _without_heads(plan: Plan, single: str) -> None:
     task = plan.task
     scored = single if task.apart is None else "start.st"
     each = str(round(task.kept * task.heads))
-    taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep", each)
+    taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep-heads", each)
     for kind, options in {"random": (), "Taylor": taylor, "circuits": task.scored}.items():
         needs = ["start.st"]
         choice: tuple[str, ...] = ("--strategy", "random", "--seed", str(plan.seed))
         if options:
             needs.append(plan.make(f"{kind}.json", "score", scored, *options, needs=[scored]))
             choice = ("--scores", needs[-1])
-        count = ("--keep", each, "--per-layer") if kind == "Taylor" else ("--remove", str(task.removed))
+        count = ("--keep-heads", each, "--per-layer") if kind == "Taylor" else ("--remove", str(task.removed))
         cut = plan.make(f"{kind}.st", "prune", "start.st", *choice, *count, "--no-verify", needs=needs)
         members = [_member(plan, f"{kind}-{i}.st", cut, task.kept) for i in range(MEMBERS)]
         for own in (0, 1, 2):
-            hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--merge-trunk", str(task.blocks - own))
+            hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--trunk", str(task.blocks - own))
             plan.row(f"a third of the heads gone ({kind}) K {own}", hydra)
 
 
@@ -368,7 +366,7 @@ def _trained_as_one(plan: Plan) -> None:
             "begin.st", "prune", task.model, "--keep-fraction", "1", "--strategy", "random", "--no-verify"
         )
         parted = ("--reset-head", "--head-seed", str(1000 * plan.seed))
-    whole = plan.fuse("whole.st", [begin] * MEMBERS, "--own-from", str(task.blocks - own))
+    whole = plan.fuse("whole.st", [begin] * MEMBERS, "--trunk", str(task.blocks - own), "--own-blocks")
     compute = task.compute(own)
     epochs = round(MEMBERS * task.epochs / compute)
     plan.row(f"trained as one K {own}", plan.tune("one.st", whole, *parted, epochs=epochs, compute=compute))

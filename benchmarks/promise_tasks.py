@@ -85,9 +85,9 @@ class Encoder:
 
     def task(self, data: Data, seed: int) -> Task:
         """Return the task for this encoder."""
-        probe = ("finetune", self.model, "--data", data.train, "--val", data.val, *self.tuning, "--train", "head",
+        probe = ("finetune", self.model, "--train", data.train, "--val", data.val, *self.tuning, "--train-parts", "head",
                  "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
-        scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
+        scored = ("--train", _some(data.val), "--ood", _some(data.near_val),
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
             model="start.st", tuning=self.tuning, whole=self.whole, batch=self.batch, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
@@ -112,12 +112,12 @@ def digits(folder: Path, seed: int) -> Plan:
         near_val="digits::classes=9",
     )
     tuning = ("--batch-size", "64", "--augment", "shift", "--eval-every", "100000")
-    common = ("finetune", DIGITS, "--data", train, "--val", val, *tuning, "--lr", f"{DIGITS_LR:g}", "--epochs", str(COMMON),
+    common = ("finetune", DIGITS, "--train", train, "--val", val, *tuning, "--lr", f"{DIGITS_LR:g}", "--epochs", str(COMMON),
               "--seed", str(1000 * seed + 500))  # fmt: skip
     task = Task(
         model=DIGITS, tuning=tuning, lr=DIGITS_LR, epochs=DIGITS_EPOCHS, blocks=6, heads=8,
         start=common, start_cost=COMMON / DIGITS_EPOCHS, apart=APART, repels=True,
-        scored=("--data", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+        scored=("--train", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
@@ -142,12 +142,12 @@ def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
         near_val=str(drawn / "near-val"),
     )
     tuning = ("--batch-size", "64", "--augment", "shift", "--eval-every", "100000")
-    start = ("finetune", FASHION, "--data", data.train, "--val", data.val, *tuning, "--lr", f"{DIGITS_LR:g}",
+    start = ("finetune", FASHION, "--train", data.train, "--val", data.val, *tuning, "--lr", f"{DIGITS_LR:g}",
              "--epochs", str(FASHION_COMMON), "--seed", str(1000 * seed + 500))  # fmt: skip
     task = Task(
         model=FASHION, tuning=tuning, lr=DIGITS_LR, epochs=FASHION_EPOCHS, blocks=6, heads=8,
         start=start, start_cost=FASHION_COMMON / FASHION_EPOCHS, apart=FASHION_APART, repels=True,
-        scored=("--data", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+        scored=("--train", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
@@ -216,7 +216,7 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
         near_val=part["near-val"],
     )
     tuning = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", "--eval-every", "100000")
-    whole = ("--train", "norm,attention,mlp,readout,head")
+    whole = ("--train-parts", "norm,attention,mlp,readout,head")
     encoder = Encoder(
         str(backbone), heads=12, tuning=tuning, whole=whole, lr=ENCODER_LR, epochs=ENCODER_EPOCHS, batch=4
     )

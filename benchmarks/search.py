@@ -416,7 +416,9 @@ def chosen(name: str, seed: int) -> dict[str, dict[str, float]]:
                 needs = () if random else data_of(task, options)
                 run("score", base, *options, *needs, *(("--seed", draw) if random else KEEP),
                     "-o", member.with_suffix(".json"), "--force")  # fmt: skip
-                equally = ("--per-layer", "--keep", heads_per_layer(base) // 2) if choice == TAYLOR else KEEP
+                equally = (
+                    ("--per-layer", "--keep-heads", heads_per_layer(base) // 2) if choice == TAYLOR else KEEP
+                )
                 run("prune", base, "--scores", member.with_suffix(".json"), *equally, "--no-verify",
                     "-o", member, "--force")  # fmt: skip
             seconds[choice] = time.process_time() - begin
@@ -451,7 +453,7 @@ def evaluated(
     sets = [x for kind in ("near", "far") for each in getattr(task, kind) for x in (f"--{kind}", each)]
     report = folder / "choices.report.json"
     run("eval", flat[0][1], "--name", flat[0][0], *(x for n, p in flat[1:] for x in ("--compare", f"{n}={p}")),
-        "--data", task.test, *sets, "--fit", task.train, "--val", task.val, "--ood-score", "msp,energy+density",
+        "--data", task.test, *sets, "--train", task.train, "--val", task.val, "--ood-score", "msp,energy+density",
         "--metrics", "accuracy,auroc", "--no-latency", "--bootstrap", 0, "-o", report, "--force")  # fmt: skip
     rows = {row.name: row for row in Report.read(report).rows}
 

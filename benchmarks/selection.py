@@ -168,7 +168,7 @@ class Bench:
         self.folder, self.seed, self.epochs = folder, seed, epochs
         self.base = folder / "base.st"
         self.seconds: dict[str, float] = {}
-        run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
+        run("finetune", DIGITS.architecture, "--train", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
             "--seed", seed, "-o", self.base)  # fmt: skip
         self.heads = HeadMask.model_validate(self._full()).towers
 
@@ -225,11 +225,11 @@ class Bench:
             path = self.folder / f"{name}-{kept}.st"
             amount: tuple[object, ...] = ("--keep-fraction", kept)
             if choice.per_layer:
-                amount = ("--keep", round(total * kept / layers), "--per-layer")
+                amount = ("--keep-heads", round(total * kept / layers), "--per-layer")
             if (
                 choice.options[1] == "cahp"
             ):  # CAHP keeps one head per cluster and at least one per layer; its importance alone would not.
-                amount = ("--keep", "auto")
+                amount = ("--keep-heads", "auto")
             run("prune", self.base, "--scores", scores, *amount, "--no-verify", "-o", path)
             self.seconds[str(path)] = self.seconds[str(scores)]
             paths.append(path)
@@ -244,7 +244,7 @@ class Bench:
             run(
                 "finetune",
                 path,
-                "--data",
+                "--train",
                 DIGITS.train,
                 "--val",
                 DIGITS.val,

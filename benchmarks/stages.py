@@ -57,8 +57,8 @@ TASKS: Mapping[str, tuple[str, str, str, str, str]] = {
     "words": (*QUERIES, ACCEPT),
 }
 """For each task: architecture, training data, validation data, OOD data, and further options of `eval
---store`."""
-TUNE = "--data {train} --val {val} --epochs 2 --batch-size 32 --keep-last --seed 1"
+--save-model`."""
+TUNE = "--train {train} --val {val} --epochs 2 --batch-size 32 --keep-last --seed 1"
 THERE = "--device {device} -o {out}"
 STAGES: Mapping[str, tuple[str, str]] = {
     "finetune": (f"finetune {{model}} {TUNE} {THERE}", "base.st"),
@@ -69,10 +69,10 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "score circuit, lazily": (f"score {{base}} --data {{val}} --ood {{ood}} --remove 4 --search lazy {THERE}", "circuit.json"),
     "prune": ("prune {base} --scores {taylor} --remove 4 --members 2 --pool 6 -o {out}", "m-{i}.st"),
     "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {{val}} --candidates 4 --remove 4 --members 2 --pool 6 {THERE}", "d-{i}.st"),
-    "fuse": (f"fuse {{m-0}} {{m-1}} --data {{val}} {THERE}", "hydra.st"),
+    "fuse": (f"fuse {{m-0}} {{m-1}} --val {{val}} {THERE}", "hydra.st"),
     "finetune a hydra": (f"finetune {{hydra}} {TUNE} {THERE}", "tuned.st"),
     "eval": (f"eval {{hydra}} --compare base={{base}} --data {{val}} --near {{ood}} --temperature {{val}} --no-latency {THERE}", "report.json"),
-    "eval --store": ("eval {hydra} --data {val} --temperature {train} --no-latency --store {out} {finds} --device {device} -o {report}", "stored.st"),
+    "eval --save-model": ("eval {hydra} --data {val} --temperature {train} --no-latency --save-model {out} {finds} --device {device} -o {report}", "stored.st"),
     "predict": (f"predict {{stored}} {{val}} {THERE}", "p.jsonl"),
     "predict --dtype bf16": (f"predict {{stored}} {{val}} --dtype bf16 {THERE}", "p16.jsonl"),
 }  # fmt: skip

@@ -177,7 +177,7 @@ def train(model: str, out: Path, *, seed: int, epochs: int, lr: float) -> None:
     """Train a model on digits 0 to 6."""
     recipe = Recipe(lr=(lr,), epochs=epochs, batch_size=64, augment=("shift",))
     data, val = DataRef.parse(TRAIN), DataRef.parse(VAL)
-    run_finetune(FinetuneConfig(model=model, data=data, val=val, out=out, recipe=recipe, seed=seed))
+    run_finetune(FinetuneConfig(model=model, train=data, val=val, out=out, recipe=recipe, seed=seed))
 
 
 def averaged(each: Sequence[Mapping[str, float]]) -> dict[str, float]:

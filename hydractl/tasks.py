@@ -64,7 +64,7 @@ class Task:
 SINGLE_LABEL = Task(
     problem_type="single_label_classification",
     labels="one label for each item",
-    hint="a model for such labels: `hydractl finetune MODEL --data {name}`",
+    hint="a model for such labels: `hydractl finetune MODEL --train {name}`",
 )
 MULTI_LABEL = Task(
     problem_type="multi_label_classification",

@@ -211,7 +211,9 @@ def test_a_strategy_is_two_files(copy):
 
     help_text = " ".join(copy.run("prune", "--help").stdout.split())
     assert main(["score", ARCH, "--method", "random", "-o", str(copy.folder / "s.json")]) == 0
-    made = copy.run("prune", ARCH, "--strategy", "last", "--scores", "s.json", "--keep", "2", "-o", "m.st")
+    made = copy.run(
+        "prune", ARCH, "--strategy", "last", "--scores", "s.json", "--keep-heads", "2", "-o", "m.st"
+    )
 
     assert made.returncode == 0, made.stderr
     mask = json.loads((copy.folder / "m.mask.json").read_text())
@@ -258,7 +260,7 @@ def test_a_value_of_a_report_is_two_files(copy):
         before="        label_thresholds=by_label,\n",
     )
     data = ["--data", "digits::classes=0-6,limit=20", "--no-latency", "--bootstrap", "0"]
-    assert copy.run("prune", ARCH, "--strategy", "random", "--keep", "3", "-o", "m.st").returncode == 0
+    assert copy.run("prune", ARCH, "--strategy", "random", "--keep-heads", "3", "-o", "m.st").returncode == 0
 
     table = copy.run("eval", "m.st", *data, "-o", "r.json")
     pages = [copy.run("report", "r.json", "-o", name).returncode for name in ("r.md", "r.html")]
@@ -294,7 +296,7 @@ def test_an_encoder_of_a_known_shape_is_one_row(copy):
         before='    replace(\n        _BERT_ROW,\n        title="ernie",\n',
     )
 
-    made = copy.run("prune", MARKUP, "--strategy", "random", "--keep", "2", "-o", "m.st")
+    made = copy.run("prune", MARKUP, "--strategy", "random", "--keep-heads", "2", "-o", "m.st")
     same = copy.python("-c", AS_THE_LIBRARY, MARKUP)
 
     assert made.returncode == 0, made.stderr
@@ -324,8 +326,8 @@ def test_a_task_is_a_row_and_a_module(copy):
     for line in (
         f"finetune {ARCH.replace('num_classes=7', 'num_classes=5')} --val graded.csv --lr 3e-3 --epochs 12 -o base.st",
         "score base.st --method taylor -o scores.json",
-        "prune base.st --scores scores.json --keep 3 -o a.st",
-        "prune base.st --strategy random --keep 3 -o b.st",
+        "prune base.st --scores scores.json --keep-heads 3 -o a.st",
+        "prune base.st --strategy random --keep-heads 3 -o b.st",
         "fuse a.st b.st -o hydra.st",
         "eval hydra.st --compare base.st --no-latency --bootstrap 9 --corrupt fog:3 --fail-if grade_error>4 -o report.json",
         "predict hydra.st graded.csv -o said.jsonl",

@@ -180,7 +180,7 @@ class Tied:
         0, "How much.", needs="log", excludes=("quick", Constraint("keeps", (False,), for_values=(7,)))
     )
     quick: bool = flag(Setting("Soon."))
-    keeps: bool = flag(Setting("Keep it.", option_names=("--keep/--drop",)), on=True)
+    keeps: bool = flag(Setting("Keep it.", option_names=("--keep-heads/--drop",)), on=True)
     named: int | None = setting(
         None, "Bare.", option_names=("named",), only_with=Constraint("is_fast", option="way")
     )

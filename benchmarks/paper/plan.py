@@ -70,7 +70,7 @@ class Making:
         """Plan fine-tuning from the single model, by default at a third of the learning rate."""
         task, data = self.plan.task, self.plan.data
         return self.plan.make(
-            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, *task.whole,
+            name, "finetune", start, "--train", data.train, "--val", data.val, *task.tuning, *task.whole,
             "--epochs", str(self.epochs), "--lr", f"{task.lr * rate:g}", "--seed", str(1000 * self.plan.seed + seed), *options,
             needs=(start,),
         )  # fmt: skip
@@ -94,7 +94,9 @@ class Making:
         self.tuned(together, single, "--method", f"batch-ensemble::members={MEMBERS}")
         plan.row("batch-ensemble", *(plan.path(together.format(i=i)) for i in range(MEMBERS)))
         if MIMO not in self.without:
-            copies = plan.fuse("copies.st", [single] * MEMBERS, "--own-from", str(plan.task.blocks))
+            copies = plan.fuse(
+                "copies.st", [single] * MEMBERS, "--trunk", str(plan.task.blocks), "--own-blocks"
+            )
             plan.row(MIMO, self.tuned("mimo.st", copies, "--method", "mimo", rate=1.0))
         if self.wide is not None:
             method = f"packed::members={MEMBERS},alpha=2"
@@ -144,7 +146,7 @@ class Making:
             "taylor",
             "--data",
             plan.data.val,
-            "--keep",
+            "--keep-heads",
             str(each),
             needs=[single],
         )

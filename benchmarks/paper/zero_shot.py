@@ -76,13 +76,13 @@ def planned(plan: Plan) -> Plan:
     pairs = plan.path(f"{PAIRS}/{PAIRS}.jsonl")
     plan.row(BAYES, f"bayesvlm:{clip}::data={pairs}::text=caption")
     taylor = plan.make(
-        "taylor.json", "score", clip, "--method", "taylor", "--data", plan.data.train, "--limit", "240", "--keep", "5",
+        "taylor.json", "score", clip, "--method", "taylor", "--data", plan.data.train, "--limit", "240", "--keep-heads", "5",
         "--seed", str(plan.seed), *asked,
     )  # fmt: skip
     plan.row(
         TAYLOR,
         plan.make(
-            "taylor.st", "prune", clip, "--scores", taylor, "--keep", "5", "--per-layer", needs=[taylor]
+            "taylor.st", "prune", clip, "--scores", taylor, "--keep-heads", "5", "--per-layer", needs=[taylor]
         ),
     )
     for name, towers in {"circuit": (), "vision": ("--towers", "vision")}.items():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 import typer
 
 from hydractl.cli.command import CONFIGURATIONS
-from hydractl.cli.refusals import usage_error
+from hydractl.cli.refusals import renaming, usage_error
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.messages import did_you_mean, quoted
 
@@ -391,6 +391,8 @@ class _Reader:
         plain: list[str] = []
         named: list[str] = []
         for key, value in values.items():
+            if renamed := renaming(str(command.name), f"--{key.replace('_', '-')}"):
+                raise InputError(f"{place}: {renamed}")
             chosen = options.get(key.replace("-", "_"))
             if chosen is None:
                 raise InputError(

@@ -20,6 +20,44 @@ REMOVED = {
     "lineage": "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`",
 }
 """Commands and options of earlier releases, with their replacements."""
+RENAMED = {
+    "bench --data": "`--train`",
+    "bench --freeze-blocks": "`--trunk`",
+    "bench --hydra": "`--hydra-model`",
+    "bench --last-blocks": "`--trunk N`, the number of frozen blocks: all blocks but the trained ones",
+    "demo --keep": "`--save-pipeline`",
+    "eval --fit": "`--train`",
+    "eval --store": "`--save-model`",
+    "export --report": "`--save-report`",
+    "finetune --data": "`--train`, and the former `--train` is now `--train-parts`",
+    "finetune --freeze-blocks": "`--trunk`",
+    "finetune --last-blocks": "`--trunk N`, the number of frozen blocks: all blocks but the trained ones",
+    "fuse --data": "`--val`, which also chooses the trunk; add `--mlp merge` for the former result",
+    "fuse --fit": "`--train`",
+    "fuse --max-loss": "`--max-nll-increase`",
+    "fuse --merge-trunk": "`--trunk`",
+    "fuse --own-from": "`--trunk N --own-blocks`",
+    "make --keep": "`--save-pipeline`",
+    "make --max-loss": "`--max-nll-increase`",
+    "predict --fit": "`--train`",
+    "prune --diverge-from": "`--trunk`",
+    "prune --keep": "`--keep-heads`",
+    "score --keep": "`--keep-heads`",
+    "score --temperature": "`--gate-temperature`",
+    "score --trained": "`--save-model`",
+}
+"""New name of each renamed option, by command and former name."""
+
+
+def renaming(command: str, option: str) -> str | None:
+    """Return the message for the former name of an option; None for other options.
+
+    Args:
+        command: Name of the command.
+        option: Option with dashes.
+    """
+    new = RENAMED.get(f"{command} {option}")
+    return None if new is None else f"`{option}` is now {new}"
 
 
 def usage_error(error: Exception) -> UsageError | None:
@@ -37,6 +75,8 @@ def usage_error(error: Exception) -> UsageError | None:
         message = f"{name_of(parameter)} is missing" if missing else f"{name_of(parameter)}: {message}"
     elif type(error).__name__ == "NoSuchOption":
         option = str(getattr(error, "option_name", ""))
+        if renamed := renaming(command.rpartition(" ")[-1], option):
+            return UsageError(renamed)
         message = f"`{option}` is not an option of `{command}`"
         known_options = (
             name

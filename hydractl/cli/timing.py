@@ -60,7 +60,7 @@ def training_seconds(
     run_finetune(
         FinetuneConfig(
             model=model,
-            data=data,
+            train=data,
             # The limit applies before the part, which could then be empty.
             val=val if val.part else replace(val, limit=1),
             out=out,

@@ -216,7 +216,7 @@ def _uses(
         yield f"its {option} was fitted on", f": {REUSE_EFFECTS[option]}", sha256
     steps = {step.model_dump_json(): step for model in models for step in lineage_to(model.header.made_by)}
     for step in sorted(steps.values(), key=lambda step: step.command):
-        # `sources_of_stored` above yields the data of `eval --store`; twice would repeat the warning
+        # `sources_of_stored` above yields the data of `eval --save-model`; twice would repeat the warning
         for data in step.inputs if step.command != EVAL else ():
             yield f"`hydractl {step.command}` used", ", so results on new data may be worse", data.sha256
     for sha256 in recorded.keys() - {data.sha256 for step in steps.values() for data in step.inputs}:

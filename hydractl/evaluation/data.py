@@ -44,7 +44,7 @@ class EvalData:
         classes: Classes of zero-shot models. `None` if no model is zero-shot.
         alignment: Mapping from classes of the data sets to classes of the models.
         labels: Class indices of the ID set, shape (N,); (N, Q) for models with Q labels or words.
-        labels_of: Class indices of the data of `--temperature` and `--fit`, by name, in the same shapes.
+        labels_of: Class indices of the data of `--temperature` and `--train`, by name, in the same shapes.
         identities: Sample digests of each data set.
         queries: Index of the query of each pair in the ID set, shape (N,). `None` unless all models are
             rerankers and the data have queries.
@@ -71,7 +71,7 @@ class EvalData:
         return (self.inputs[TEMPERATURE], self.labels_of[TEMPERATURE]) if TEMPERATURE in self.inputs else None
 
     def fit_on(self, *, standardized: bool) -> FitOn | None:
-        """Return the data for fitting feature-based scores, or `None` without `--fit`.
+        """Return the data for fitting feature-based scores, or `None` without `--train`.
 
         Args:
             standardized: Whether a score is standardized on the data of `--val`.
@@ -272,7 +272,7 @@ def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, 
     if not has_sets and (metrics := needing(explicit, MetricNeeds.SETS)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: {first.reference} stores no prediction sets",
-            hint="`eval MODEL --data HELDOUT --sets 0.9 --store SETS.st` stores them in a copy",
+            hint="`eval MODEL --data HELDOUT --sets 0.9 --save-model SETS.st` stores them in a copy",
         )
     if not has_queries and (metrics := needing(explicit, MetricNeeds.QUERIES)):
         raise UsageError(

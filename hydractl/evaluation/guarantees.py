@@ -1,4 +1,4 @@
-"""Thresholds and prediction sets of a row, and the copy of the model that stores them (`eval --store`)."""
+"""Thresholds and prediction sets of a row, and the copy of the model that stores them (`eval --save-model`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hydractl.prediction.feature_ood import Scores
 from hydractl.prediction.predictions import answered_classes
 
 EVAL, FUSE = "eval", "fuse"
-"""Commands that determine stored results: `eval --store` fits results, and `fuse` copies results of its
+"""Commands that determine stored results: `eval --save-model` fits results, and `fuse` copies results of its
 members."""
 THRESHOLD, LABEL_THRESHOLDS, QUANTILE = "threshold", "choice of label thresholds", "conformal quantile"
 STANDARDIZATION = f"standardization of `{ENERGY_DENSITY}`"
@@ -147,14 +147,14 @@ def tested_scores(predictions: StoredPredictions, score: str) -> Tensor:
 
 
 def check_stores(model_file: OpenModel, classes: Classes | None) -> None:
-    """Raise if `--store` would write a model with classes other than the classes of this run.
+    """Raise if `--save-model` would write a model with classes other than the classes of this run.
 
     Raises:
         UsageError: If the classes or templates differ.
     """
     if stores_other_classes(model_file, classes):
         raise UsageError(
-            f"`--store`: {model_file.reference} stores other classes, or none",
+            f"`--save-model`: {model_file.reference} stores other classes, or none",
             hint="fuse the members with `--classes` and `--template` first",
         )
 
@@ -235,7 +235,7 @@ def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Score
 
 
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
-    """Yield (name of a stored result, digest of the data set that `eval --store` fitted it on).
+    """Yield (name of a stored result, digest of the data set that `eval --save-model` fitted it on).
 
     Follows the lineage backwards. A new temperature is multiplied with the stored temperature, so every run
     counts. A new threshold replaces the old threshold, so only the last run counts. Other commands change

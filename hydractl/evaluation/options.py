@@ -337,7 +337,7 @@ CHANCE = Setting(
         Constraint("has_confidence", option="guarantee", why="that guarantee holds on average"),
     ),
 )
-STORE = Setting(
+SAVE_MODEL = Setting(
     "Write a copy of MODEL with its thresholds, sets, `--temperature` and fitted OOD scores, which `predict` applies.",
     parse=output,
     check_path=WEIGHTS,

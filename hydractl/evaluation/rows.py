@@ -249,7 +249,7 @@ def check_fitted_scores(
             continue
         raise UsageError(
             f"{model.reference}: {why}",
-            hint="add `--fit DATA`, the labelled data that the model was trained on",
+            hint="add `--train DATA`, the labelled data that the model was trained on",
         )
 
 

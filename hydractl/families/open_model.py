@@ -318,7 +318,7 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
 
 def classifier_hint(reference: str) -> str:
     """Return a hint to add a classifier with `hydractl finetune`."""
-    return f"`hydractl finetune {shlex.quote(reference)} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
+    return f"`hydractl finetune {shlex.quote(reference)} --train TRAIN --val VAL -o base.st` gives it a classifier for your classes"
 
 
 def _without_classifier(

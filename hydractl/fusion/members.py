@@ -117,55 +117,48 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
         ) from error
 
 
-def check_own_from(first: OpenModel, own_from: int) -> None:
-    """Check that members can have separate copies of block `own_from` and all later blocks.
+def check_own_blocks(first: OpenModel) -> None:
+    """Check that members can have separate copies of the blocks after the trunk.
 
     Raises:
-        UsageError: If the block does not exist, or the model cannot be trained.
+        UsageError: If the model cannot be trained.
     """
     if first.header.prompting is not None:
         raise UsageError(
-            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
+            f"`--own-blocks`: {first.reference} is a zero-shot model, which cannot be trained",
             hint="leave it out; tensors that differ between members are stored for each member anyway",
         )
-    depth = _depth_of(first)
-    if own_from > depth:
-        raise UsageError(
-            f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
-            hint=f"`--own-from {depth}` gives each member its own readout and head",
-        )
 
 
-def largest_trunk(members: Sequence[OpenModel], own_from: int | None) -> int:
-    """Return the number of first blocks with the same heads in all members, at most `own_from`."""
-    bounds = [_depth_of(members[0]), inf if own_from is None else own_from]
-    return int(min(*bounds, *(_first_difference(m, members[0])[1] for m in members)))
+def largest_trunk(members: Sequence[OpenModel]) -> int:
+    """Return the number of first blocks with the same heads in all members."""
+    return int(min(_depth_of(members[0]), *(_first_difference(m, members[0])[1] for m in members)))
 
 
-def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
-    """Check that the tensors before block `merge_trunk` can be averaged.
+def check_trunk(members: Sequence[OpenModel], trunk: int) -> None:
+    """Check that the tensors before block `trunk` can be averaged.
 
     Raises:
         UsageError: If all towers have fewer blocks.
         CheckpointError: If members keep different heads before that block.
     """
     first, depth = members[0], _depth_of(members[0])
-    if merge_trunk > depth:
+    if trunk > depth:
         raise UsageError(
-            f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
-            hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",
+            f"`--trunk {trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
+            hint=f"`--trunk {depth}` merges everything except readout and classifier",
         )
     for member in members[1:]:
         tower, layer = _first_difference(member, first)
-        if layer < merge_trunk:
+        if layer < trunk:
             place = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
             raise CheckpointError(
                 f"{member.reference}: keeps other heads than {first.reference} in {place}, so "
                 "their weights cannot be averaged",
                 hint=(
-                    f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
+                    f"prune with `--trunk {min(trunk, depth - 1)}`, so that members keep the same heads before that block"
                 )
-                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
+                + (f", or merge less: `--trunk {layer}`" if layer else ""),
             )
 
 
@@ -206,7 +199,7 @@ def check_one_start(members: Sequence[OpenModel]) -> None:
                 f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "
                 "unrelated weights gives a useless model",
                 hint="if all were trained from the same weights, add `--force-merge`; to fuse "
-                "unrelated models, use `--mlp keep` without `--merge-trunk`",
+                "unrelated models, use `--mlp keep` without `--trunk`",
             )
 
 

@@ -239,7 +239,7 @@ class Fusion:
             return LATER if all(self.same.values()) else None
         if self.averages:
             averaged, instead = (
-                ("tensors", "a lower `--merge-trunk`") if self.merge_trunk else ("MLPs", "`--mlp keep`")
+                ("tensors", "a lower `--trunk`") if self.merge_trunk else ("MLPs", "`--mlp keep`")
             )
             return (
                 f"members differ only in averaged {averaged}, so the hydra predicts like one model; use "
@@ -279,9 +279,7 @@ class Fusion:
         if not (spec := self.checkpoints[0].specs[name]).is_floating:
             raise CheckpointError(
                 f"tensor `{name}` differs between the members and is {spec.dtype}, which cannot be averaged",
-                hint=(
-                    "the members may come from different models; `--merge-trunk 0 --mlp keep` averages nothing"
-                ),
+                hint=("the members may come from different models; `--trunk 0 --mlp keep` averages nothing"),
             )
         return Fate.MERGED
 

@@ -59,9 +59,9 @@ class HeadBudget:
 
     @property
     def option_text(self) -> str:
-        """Command-line option that gives this budget, for messages, like `--keep 8 --per-layer`."""
+        """Command-line option that gives this budget, for messages, like `--keep-heads 8 --per-layer`."""
         if self.keep_per_layer is not None:
-            return f"--keep {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"
+            return f"--keep-heads {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"
         return f"--keep-fraction {self.keep_fraction:g}" if self.remove is None else f"--remove {self.remove}"
 
     def removals(self, towers: Shape) -> int:

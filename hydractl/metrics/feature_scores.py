@@ -204,7 +204,7 @@ def distance(data: Training, *, name: str, alpha: float | None = None, normalize
     if not white.numel():
         raise DataError(
             "the features of the training data do not vary within classes",
-            hint="give more data to `--fit`, with several samples per class",
+            hint="give more data to `--train`, with several samples per class",
         )
     if alpha > 0:
         within, total = (_shrunk(covariance, alpha) for covariance in (within, total))
@@ -299,7 +299,7 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
         raise DataError(
             f"`{VIM}`: {len(data.features)} samples do not span the {width} dimensions of the features, so "
             f"residuals outside the {rank} dimensions of its principal space are not defined",
-            hint=f"give at least {width} samples to `--fit`, or use `{RELATIVE}`, which needs fewer",
+            hint=f"give at least {width} samples to `--train`, or use `{RELATIVE}`, which needs fewer",
         )
     scale = float(data.largest.double().sum()) / residuals
     return FittedScore(name, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})

@@ -239,7 +239,7 @@ def _bias(layer: nn.Linear) -> Tensor:
     return torch.zeros(layer.out_features) if bias is None else _copied(bias)
 
 
-FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
+FIT_ANEW = "fit it again with `hydractl eval ... --train TRAIN --val VAL --save-model PATH`"
 
 
 def check_tests(*tests: KnownTest | Threshold | None, place: str) -> None:
@@ -252,7 +252,7 @@ def check_tests(*tests: KnownTest | Threshold | None, place: str) -> None:
         if test and not ood_scores.has_same_definition(test.score, test.version):
             raise InputError(
                 f"{place}: its threshold is for an earlier definition of `{test.score}`",
-                hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
+                hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --save-model PATH`",
             )
 
 
@@ -702,13 +702,13 @@ class FitOn(NamedTuple):
 
 
 def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
-    """Return a warning if samples of `--val` are in `--fit`, else None.
+    """Return a warning if samples of `--val` are in `--train`, else None.
 
     Args:
         val: Digests of the samples of `--val`, of type `DIGEST`.
-        training: Digests of the samples of `--fit`.
+        training: Digests of the samples of `--train`.
     """
-    shared = overlap("--val", val, "--fit", training)
+    shared = overlap("--val", val, "--train", training)
     return (
         shared
         and f"{shared}: `{ENERGY_DENSITY}` is standardized as if all inputs were as close as training data"

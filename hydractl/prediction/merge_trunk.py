@@ -167,7 +167,12 @@ class MergeEvaluator:
             self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 
     def choose(
-        self, fusion: Fusion, data: DataRef, temperature: Temperature | DataRef, *, max_loss: float | None
+        self,
+        fusion: Fusion,
+        data: DataRef,
+        temperature: Temperature | DataRef,
+        *,
+        max_nll_increase: float | None,
     ) -> tuple[Fusion, Temperature, MergeMeasurement]:
         """Choose the hydra with the most merged blocks among all hydras with an acceptable loss.
 
@@ -178,13 +183,13 @@ class MergeEvaluator:
             fusion: The fusion with the most merged blocks.
             data: Data to measure on.
             temperature: A temperature, or data to fit a temperature for each model.
-            max_loss: Largest acceptable loss, in nats. None accepts the first hydra.
+            max_nll_increase: Largest acceptable loss, in nats. None accepts the first hydra.
 
         Returns:
             The fusion, its temperature, and the measurements.
 
         Raises:
-            CheckFailed: If the loss of every hydra is larger than `max_loss`. The hint names the smallest
+            CheckFailed: If the loss of every hydra is larger than `max_nll_increase`. The hint names the smallest
                 loss.
             InputError: If a model does not fit into the memory of the device, or a logit is not finite.
         """
@@ -200,7 +205,7 @@ class MergeEvaluator:
             candidate = fusion.merging(merge_trunk)
             quality, classes, scale = before, predicted, of_members
             if candidate.averages:
-                name = HYDRA if max_loss is None else f"{HYDRA} merged before block {merge_trunk}"
+                name = HYDRA if max_nll_increase is None else f"{HYDRA} merged before block {merge_trunk}"
                 log_probs = self._log_probs(partial(hydra_of, candidate, place=HYDRA), name)
                 scale = self._scale(log_probs, name, temperature)
                 quality, classes = self._quality(data, log_probs, scale)
@@ -213,8 +218,8 @@ class MergeEvaluator:
                 f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
                 f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
             )
-            if max_loss is None or loss <= max_loss:
-                if max_loss is not None and fusion.merge_trunk and not merge_trunk:
+            if max_nll_increase is None or loss <= max_nll_increase:
+                if max_nll_increase is not None and fusion.merge_trunk and not merge_trunk:
                     progress.warn(
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )
@@ -225,10 +230,10 @@ class MergeEvaluator:
                 return candidate, scale, measured
         least = min(tried, key=lambda trial: trial.loss)
         raise CheckFailed(
-            f"every hydra loses more than {max_loss:g} nats; the best one, with `--merge-trunk "
+            f"every hydra loses more than {max_nll_increase:g} nats; the best one, with `--trunk "
             f"{least.merge_trunk}`, loses {least.loss:.4g}; nothing was written",
             hint=(
-                f"add `--max-loss {1.05 * least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
+                f"add `--max-nll-increase {1.05 * least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
             ),
         )
 
@@ -302,7 +307,7 @@ class DensityFitter:
         team = execution.team
         preprocess = with_max_length(model.header.preprocess, execution.max_length, model=model.reference)
         datasets = [open_items(ref, preprocess, workers=execution.workers) for ref in (fit, val)]
-        labels, _ = labels_of(model, datasets[0], None, option=f"--{FIT}")
+        labels, _ = labels_of(model, datasets[0], None, option="--train")
         training, held_out = (
             PreparedData(
                 dataset,

@@ -289,7 +289,7 @@ def data_input(dataset: Dataset, team: ProcessGroup, indices: torch.Tensor | Non
 def overlap(option: str, content: np.ndarray, second: str, other_content: np.ndarray) -> str | None:
     """Return a clause on the number of samples in both of two data sets; None without common samples.
 
-    For example "3 of 10 samples of `--val` are also in `--fit`".
+    For example "3 of 10 samples of `--val` are also in `--train`".
 
     Args:
         option: Option with the first data set, whose samples are counted.

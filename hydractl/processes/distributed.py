@@ -66,7 +66,7 @@ def require_one_process(command: str) -> None:
         raise UsageError(
             f"`{command}` must run in one process, not in {world_size()}",
             hint=(
-                "run it without `torchrun`; only `eval`, `finetune`, `fuse --data`, `predict`, `prune "
+                "run it without `torchrun`; only `eval`, `finetune`, `fuse --val`, `predict`, `prune "
                 "--strategy diverse` and `score` support several processes"
             ),
         )

@@ -52,7 +52,7 @@ from hydractl.pruning.selection import (
 )
 from hydractl.pruning.strategies import Strategy
 
-TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
+TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--trunk`"
 CandidateSelector = Callable[[HeadImportance, Sequence[Mask]], DiverseChoice]
 """Selects the members of `diverse` among candidates drawn from the pool of a scores file."""
 
@@ -144,7 +144,7 @@ def _best_of(path: Path, importance: HeadImportance, shape: Shape, quota: Quota)
     if by_layer is not None and quota.keep is None and quota.remark is None:
         progress.warn(
             f"{path}: `{importance.method}` scored layer by layer, so its scores are not comparable "
-            f"between layers: `--keep {by_layer} --per-layer` compares heads within each layer"
+            f"between layers: `--keep-heads {by_layer} --per-layer` compares heads within each layer"
         )
     if quota.keep is not None and by_layer not in {None, quota.keep}:
         progress.warn(
@@ -170,7 +170,7 @@ def _sample(material: StrategyInput) -> DrawnMasks:
     except ValueError as error:
         fewer = "--members" if material.compare is None else "--candidates"
         raise UsageError(
-            str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
+            str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--trunk`"
         ) from error
     return DrawnMasks(masks=material.of_heads(draws), options={"pool": pool}, seeded=True)
 
@@ -282,7 +282,7 @@ def _in_groups(material: StrategyInput, budget: HeadBudget) -> StrategyInput:
 
     in_all = replace(
         budget,
-        keep_per_layer=groups("--keep", budget.keep_per_layer),
+        keep_per_layer=groups("--keep-heads", budget.keep_per_layer),
         remove=groups("--remove", budget.remove),
     )
     shape = {n: TowerShape(size.layers, size.num_heads // group) for n, size in material.shape.items()}
@@ -316,7 +316,7 @@ class SelectedMasks:
     Attributes:
         masks: Mask of each member.
         sources: Provenance entries of the files and data of each mask.
-        remarks: Description of the number selected by `--keep auto`, a sentence for each scores file.
+        remarks: Description of the number selected by `--keep-heads auto`, a sentence for each scores file.
         diverse: Report of the strategy `diverse`; None for other strategies.
     """
 
@@ -376,7 +376,9 @@ def choose_masks(
     grouped = budget is not None and budget.whole_groups
     draws = STRATEGIES[strategy](_in_groups(material, budget) if budget and grouped else material)
     if budget is not None and any(s.clusters is not None for s in all_importance):
-        progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
+        progress.warn(
+            "a budget selects heads by score only; `--keep-heads auto` keeps one head of each cluster"
+        )
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
     if any(quota.remark is not None and quota.removals == 0 for quota in quotas):
         progress.warn(
@@ -452,7 +454,7 @@ def _shape(
     layers = max(size.layers for size in shape.values())
     if diverge_from > layers:
         raise UsageError(
-            f"`--diverge-from {diverge_from}`: must be in 0..{layers}; the model has {counted(layers, 'layer')}",
+            f"`--trunk {diverge_from}`: must be in 0..{layers}; the model has {counted(layers, 'layer')}",
             hint=f"with 0 members differ in every layer, with {layers} in none",
         )
     return shape

@@ -53,7 +53,7 @@ def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
             f"`{budget.option_text}`: {error}",
             hint=f"give at most `--remove {total_heads(shape)}`"
             if budget.keep_per_layer is None
-            else f"for example `--keep {min(size.num_heads for size in shape.values())}`",
+            else f"for example `--keep-heads {min(size.num_heads for size in shape.values())}`",
         ) from error
     options: dict[str, OptionValue] = {
         "keep_per_layer": budget.keep_per_layer,
@@ -69,7 +69,7 @@ def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
 
 
 def importance_quota(place: Path | str, importance: HeadImportance, shape: Shape) -> Quota:
-    """Return the number of heads determined by a scoring method (`--keep auto`).
+    """Return the number of heads determined by a scoring method (`--keep-heads auto`).
 
     Methods with clusters keep a head per cluster, and at least a head in each layer. Methods with gates keep
     the heads with open gates. Greedy methods remove heads up to the knee of their objective; see `find_knee`.
@@ -97,15 +97,15 @@ def importance_quota(place: Path | str, importance: HeadImportance, shape: Shape
         kept_heads, why = _open_gate_count(place, importance, total), "their gates stayed open"
     else:
         raise UsageError(
-            f"`--keep auto`: {place} was made by `{importance.method}`, which does not determine the number of heads",
+            f"`--keep-heads auto`: {place} was made by `{importance.method}`, which does not determine the number of heads",
             hint=(
-                "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep N`, "
+                "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep-heads N`, "
                 "`--remove R`, `--keep-fraction F`"
             ),
         )
     return Quota(
         removals=total - kept_heads,
-        option_text="--keep auto",
+        option_text="--keep-heads auto",
         options={"keep": "auto", "remove": total - kept_heads},
         remark=f"{place}: keeps {counted(kept_heads, 'head')} of {total}: {why}",
     )
@@ -198,12 +198,12 @@ def _knee(place: Path | str, importance: HeadImportance, total: int) -> int:
     best = f"`--remove {fall.best}` gives the highest value, {curve[fall.best]:.4f}"
     if not fall.declines and last < total:
         raise UsageError(
-            f"`--keep auto`: {place} stops after {counted(last, 'removal')} with {name} {curve[-1]:.4f}, not below "
+            f"`--keep-heads auto`: {place} stops after {counted(last, 'removal')} with {name} {curve[-1]:.4f}, not below "
             f"the {curve[0]:.4f} of the whole model, so the drop is not yet reached",
             hint=f"score again with `--remove {min(total, max(2 * last, last + 1))}`; {best}",
         )
     raise UsageError(
-        f"`--keep auto`: {name} of {place} "
+        f"`--keep-heads auto`: {name} of {place} "
         + ("decreases without a knee" if fall.declines else "never drops below that of the whole model"),
         hint=best,
     )

@@ -181,7 +181,7 @@ NUM_WORKERS = Setting(
     shows_default=False,
     role=Role.EXECUTION,
 )
-FIT = Setting(
+TRAIN = Setting(
     "Labelled training data to fit feature-based OOD scores on, for each model.",
     parse=DataRef.parse,
     metavar=DATA_METAVAR,
@@ -262,11 +262,22 @@ VERIFY = Setting(
     option_names=("--verify/--no-verify",),
     panel=OUTPUT,
 )
-KEEP = Setting("Keep N heads per layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL)
+KEEP_HEADS = Setting(
+    "Keep N heads per layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL
+)
 REMOVE = Setting("Remove R heads in total.", low=0, metavar="R", panel=BUDGET_PANEL)
 KEEP_FRACTION = Setting(
     "Keep the fraction F of all heads.", low=0.0, high=1.0, metavar="F", panel=BUDGET_PANEL
 )
+MAX_NLL_INCREASE = Setting(
+    "Largest increase of the NLL on `--val` by a shared trunk, in nats.",
+    low=0.0,
+    shows_range=False,
+    metavar="NATS",
+)
+SMALL_INCREASE = 0.01
+"""Default of `--max-nll-increase`, in nats. Chosen by hand: about the difference between seeds. Twice the number
+merges more blocks and costs up to twice the NLL."""
 CLASSES = Setting(
     f"Class names of a zero-shot model: {FORMS}.",
     metavar="A,B,...|FILE",
@@ -325,16 +336,16 @@ class WithTemperature:
         return float(self.temperature) if isinstance(self.temperature, int | float) else None
 
 
-def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
-    """Return the option group for a budget: `--keep`, `--remove` and `--keep-fraction`.
+def budget(default: str = "", keep: Setting = KEEP_HEADS) -> OptionGroup:
+    """Return the option group for a budget: `--keep-heads`, `--remove` and `--keep-fraction`.
 
     Args:
         default: Text after the word "default" in the help, for example `: 2/3`; empty for no default.
-        keep: Declaration of `--keep`.
+        keep: Declaration of `--keep-heads`.
     """
     help_text = f"Keep the fraction F of all heads{f' (default{default})' if default else ''}."
     options = (
-        Option("keep", "int", keep),
+        Option("keep_heads", "int", keep),
         Option("remove", "int", REMOVE),
         Option("keep_fraction", "float", replace(KEEP_FRACTION, help=help_text)),
     )
@@ -342,28 +353,28 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
 
 
 def budget_of(
-    *, keep: int | None = None, remove: int | None = None, keep_fraction: float | None = None
+    *, keep_heads: int | None = None, remove: int | None = None, keep_fraction: float | None = None
 ) -> HeadBudget | None:
     """Return the budget from one of three options, or None if all are None.
 
     Raises:
         UsageError: If two options are given, or a value is out of range.
     """
-    options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
+    options = {"--keep-heads": keep_heads, "--remove": remove, "--keep-fraction": keep_fraction}
     stated = [f"`{name}`" for name, value in options.items() if value is not None]
     if not stated:
         return None
     if len(stated) > 1:
         raise UsageError(
             f"{' and '.join(stated)} exclude each other",
-            hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            hint="give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
         )
     if keep_fraction is not None and not 0 < keep_fraction <= 1:
         raise UsageError(
             f"`--keep-fraction {keep_fraction:g}`: the fraction must be above 0 and at most 1",
-            hint="`--keep-fraction 0.667` keeps two thirds; `--keep 0` removes all heads",
+            hint="`--keep-fraction 0.667` keeps two thirds; `--keep-heads 0` removes all heads",
         )
-    return HeadBudget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
+    return HeadBudget(keep_per_layer=keep_heads, remove=remove, keep_fraction=keep_fraction)
 
 
 @dataclass(frozen=True, slots=True)

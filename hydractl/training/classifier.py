@@ -79,8 +79,8 @@ def fit_classifier(
     draws_anew = head_seed is not None and (recipe.reset_head or model_file.is_random)
     if recipe.trains_own_parts and (recipe.reset_head or not fits) and _shares_head(model_file):
         raise UsageError(
-            f"`--train own`: members of {model_file.reference} share their classifier, so a new one would not be trained",
-            hint="leave out `own`, or fuse with `--own-from`",
+            f"`--train-parts own`: members of {model_file.reference} share their classifier, so a new one would not be trained",
+            hint="leave out `own`, or fuse with `--own-blocks`",
         )
     if fits and not draws_anew:
         if head_seed is not None:
@@ -93,8 +93,8 @@ def fit_classifier(
         return model_file
     if "head" not in recipe.parts and not model_file.is_random:
         raise UsageError(
-            f"{model_file.reference} gets a new classifier, which `--train {','.join(recipe.train)}` does not train",
-            hint="add `head` to `--train`",
+            f"{model_file.reference} gets a new classifier, which `--train-parts {','.join(recipe.train_parts)}` does not train",
+            hint="add `head` to `--train-parts`",
         )
     if not (fits and model_file.is_random):
         progress.step(_classifier_text(model_file, number, dataset, fits=fits))
@@ -217,7 +217,7 @@ def _check_kept(
         (
             architecture.task is not dataset.task,
             UsageError(
-                f"`--keep-head`: `--data {dataset.name}` has {dataset.task.labels}, but {name} answers {architecture.task.labels}",
+                f"`--keep-head`: `--train {dataset.name}` has {dataset.task.labels}, but {name} answers {architecture.task.labels}",
                 hint="leave `--keep-head` out for a new classifier",
             ),
         ),
@@ -248,7 +248,7 @@ def _check_kept(
             match_classes(dataset, labels, num_classes=number, by_text=not nameless(labels))
     except DataError as error:
         raise DataError(
-            f"`--keep-head`: `--data {dataset.name}` has {_classes(len(dataset.class_names), dataset.class_names)}, but "
+            f"`--keep-head`: `--train {dataset.name}` has {_classes(len(dataset.class_names), dataset.class_names)}, but "
             f"{name} has {_classes(number, labels)}",
             hint="leave `--keep-head` out for a new classifier, rename the data's classes to the "
             "model's with `::map=OLD:NEW,...`, or select some of them with `::classes=`",

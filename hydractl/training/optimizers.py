@@ -150,7 +150,7 @@ def trainable(
 ) -> tuple[str, ...]:
     """Return the state-dict names of the tensors that train, sorted.
 
-    A tensor trains if the recipe names the tensor's part. `last_blocks` and `freeze_blocks` restrict blocks
+    A tensor trains if the recipe names the tensor's part. `trunk` and `last_blocks` restrict blocks
     and embedding, but never the readout and the head.
 
     Args:
@@ -162,26 +162,31 @@ def trainable(
     Raises:
         UsageError: If the model has fewer blocks than the recipe names, or no tensor would train.
     """
-    last, frozen = recipe.last_blocks, recipe.freeze_blocks
-    option, count = ("--last-blocks", last) if frozen is None else ("--freeze-blocks", frozen)
+    last, trunk = recipe.last_blocks, recipe.trunk
     depth = min(tower.layers for tower in architecture.towers.values())
-    if count is not None and count > depth:
+    if trunk is not None and trunk > depth:
         raise UsageError(
-            f"`{option} {count}`: {architecture.name} has {depth} blocks", hint=f"add `{option} {depth}`"
+            f"`--trunk {trunk}`: {architecture.name} has {depth} blocks", hint=f"add `--trunk {depth}`"
+        )
+    if last is not None and trunk is None and not 0 <= last <= depth:
+        raise UsageError(
+            f"the recipe trains the last {last} blocks, but {architecture.name} has {depth} blocks",
+            hint="add `--trunk 0` to train all blocks",
         )
     chosen = []
     for name, tensor in state.items():
         place = position_of(family, name)
-        first = architecture.towers[place.tower].layers - last if last is not None else frozen
+        layers = architecture.towers[place.tower].layers
+        first = trunk if trunk is not None or last is None else layers - last
         late = first is None or (place.part in BLOCKLESS if place.layer is None else place.layer >= first)
         if tensor.requires_grad and place.part in recipe.parts and late:
             chosen.append(name)
     if not chosen:
         of_members = " of the members' own weights" if recipe.trains_own_parts else ""
-        blocks = "" if count is None else f" after `{option} {count}`"
+        blocks = "" if trunk is None else f" after `--trunk {trunk}`"
         raise UsageError(
             f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{of_members}{blocks}",
-            hint=f"train more with `--train` or `{option}`",
+            hint="train more with `--train-parts` or `--trunk`",
         )
     return tuple(sorted(chosen))
 

@@ -116,7 +116,7 @@ class TrainingPlan:
         """
         sets = (self.train, self.val)
         read = [identify(dataset, map(dataset.item_digest, range(len(dataset)))) for dataset in sets]
-        if twice := overlap("--val", read[1][1], "--data", read[0][1]):
+        if twice := overlap("--val", read[1][1], "--train", read[0][1]):
             progress.warn(
                 f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
                 "are selected on data that the model was trained on"
@@ -266,7 +266,7 @@ def check_members(
             own_batches and trunk > 0,
             UsageError(
                 f"`--batches own`: members of {name} share {counted(trunk, 'block')}, which run once on one common batch",
-                hint="leave it out, or fuse with `--own-from 0`",
+                hint="leave it out, or fuse with `--trunk 0 --own-blocks`",
             ),
         ),
         (
@@ -298,7 +298,7 @@ def trained_names(model_file: OpenModel, training: Training) -> tuple[str, ...]:
     header, recipe, family = model_file.header, training.recipe, model_file.family
     if recipe.trains_own_parts and header.plan is None:
         raise UsageError(
-            f"`--train own`: {training.model} is a {header.kind}, but only members of a hydra have weights of their own",
+            f"`--train-parts own`: {training.model} is a {header.kind}, but only members of a hydra have weights of their own",
             hint=f"leave out `own`, or choose from {', '.join(PARTS)}",
         )
     models = [family.build(header.architecture, mask, None) for mask in header.masks]
@@ -308,8 +308,8 @@ def trained_names(model_file: OpenModel, training: Training) -> tuple[str, ...]:
         fates = header.plan.fates
         if Fate.GROUPED not in fates.values():
             raise UsageError(
-                f"`--train own`: members of {training.model} share all weights",
-                hint="fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
+                f"`--train-parts own`: members of {training.model} share all weights",
+                hint="fuse with `--trunk N --own-blocks` to give each member its own readout, head and blocks after the first N",
             )
         with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
     names = trainable(family, header.architecture, recipe, with_elements)
@@ -362,11 +362,11 @@ def training_labels(
         DataError: If the labels do not fit the model.
     """
     header = model_file.header
-    table = match_classes(dataset, header.labels, num_classes=header.num_classes, data_name="`--data`")
+    table = match_classes(dataset, header.labels, num_classes=header.num_classes, data_name="`--train`")
     update: dict[str, object] = {
         "labels": filled_names(header.labels, dataset.class_names, table, header.num_classes)
     }
-    labels = model_labels(dataset, table, "--data", architecture=header.architecture)
+    labels = model_labels(dataset, table, "--train", architecture=header.architecture)
     if (
         isinstance(preprocess, Tokenization)
         and isinstance(dataset, TextSet)
@@ -404,7 +404,7 @@ def validation_labels(model_file: OpenModel, dataset: Dataset, trained: Dataset)
         if not strange:
             raise
         raise DataError(
-            f"`--val {dataset.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
-            hint="use the same names, or select the classes of `--data` with `::classes=`",
+            f"`--val {dataset.name}`: has classes that `--train {trained.name}` does not have: {first_names(strange)}",
+            hint="use the same names, or select the classes of `--train` with `::classes=`",
         ) from error
     return model_labels(dataset, table, "--val", architecture=header.architecture)

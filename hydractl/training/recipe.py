@@ -20,7 +20,6 @@ from hydractl.settings import (
     check,
     declared,
     flag,
-    long_option,
     number,
     setting,
     violations,
@@ -35,17 +34,22 @@ LEARN, REGULARISE = "Optimisation", "Regularisation and augmentation"
 TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
 SEEDS = "Seeds"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
+TRUNK = "trunk"
 OWN_PARTS = "own"
-"""Value of `--train` that restricts the parts to weights which members of a hydra do not share."""
+"""Value of `--train-parts` that restricts the parts to weights which members of a hydra do not share."""
+RECORDED_NAMES = {"train_parts": "train", TRUNK: "freeze_blocks"}
+"""Names of settings in the lineage, if they differ from the options."""
 BLOCKLESS = frozenset({"readout", "head"})
-"""Parts that `last_blocks` and `freeze_blocks` never freeze."""
+"""Parts that `trunk` and `last_blocks` never freeze."""
 TRAINS_BLOCKS = Constraint(
     "parts",
     tuple(part for part in PARTS if part not in BLOCKLESS),
-    option="train",
-    hint="add parts of blocks to `--train`",
+    option="train_parts",
+    hint="add parts of blocks to `--train-parts`",
 )
-TRAINS_ENCODER = Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`")
+TRAINS_ENCODER = Constraint(
+    "parts", PARTS[:-1], option="train_parts", hint="add parts of blocks to `--train-parts`"
+)
 """Required by settings of the encoder. If the classifier alone trains, the encoder is in evaluation mode and
 its tensors have no learning rate."""
 MIXES = Constraint("batch_size", range(2, sys.maxsize), hint="raise `--batch-size`")
@@ -272,35 +276,26 @@ class Recipe:
         metavar="N",
         panel=LEARN,
     )
-    train: tuple[str, ...] = setting(
+    train_parts: tuple[str, ...] = setting(
         PARTS,
         f"Parts to train: {', '.join(PARTS)} (default: all); `own` freezes what members of a hydra share.",
         choices=(*PARTS, OWN_PARTS),
-        parse=partial(words, "--train"),
+        parse=partial(words, "--train-parts"),
         metavar="PART[,...]",
         panel=TRAINED_PARTS,
     )
-    last_blocks: int | None = setting(
+    trunk: int | None = setting(
         None,
-        "Train only the last N blocks, readout and head.",
-        low=0,
-        shows_range=False,
-        metavar="N",
-        panel=TRAINED_PARTS,
-        only_with=TRAINS_BLOCKS,
-        excludes="freeze_blocks",
-    )
-    """With N, blocks before the last N and the embedding are frozen. None freezes no block by this
-    setting."""
-    freeze_blocks: int | None = setting(
-        None,
-        "Freeze the embedding and the first N blocks.",
+        "Freeze the embedding and the first N blocks, which a hydra of such members runs once.",
         low=0,
         shows_range=False,
         metavar="N",
         panel=TRAINED_PARTS,
         only_with=TRAINS_BLOCKS,
     )
+    last_blocks: int | None = None
+    """Blocks before the last N and the embedding are frozen. Recipes use this number, because they do not know
+    the number of blocks. An option `--trunk` replaces it."""
     reset_head: bool | None = by_default(
         None,
         Setting(
@@ -356,14 +351,14 @@ class Recipe:
         check(self, may_idle=True)
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` repeats a learning rate")
-        if not self.train:
+        if not self.train_parts:
             raise UsageError(
-                "nothing would train: `--train` has no part", hint=f"choose from {', '.join(PARTS)}"
+                "nothing would train: `--train-parts` has no part", hint=f"choose from {', '.join(PARTS)}"
             )
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",
-                hint="add `head` to `--train`, or add `--keep-head`",
+                hint="add `head` to `--train-parts`, or add `--keep-head`",
             )
         # Defaults that depend on another field are set here, so that the recipe and the lineage contain the
         # values in use.
@@ -372,18 +367,20 @@ class Recipe:
         set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
         if self.weight_decay is None:
             set_field(self, "weight_decay", DEFAULT_DECAY[self.optimizer])
-        set_field(self, "train", tuple(part for part in (*PARTS, OWN_PARTS) if part in self.train))
+        set_field(
+            self, "train_parts", tuple(part for part in (*PARTS, OWN_PARTS) if part in self.train_parts)
+        )
         set_field(self, "keep_best", self.keep_best or self.early_stop is not None)
 
     @property
     def trains_own_parts(self) -> bool:
         """Whether the weights that members of a hydra share are frozen."""
-        return OWN_PARTS in self.train
+        return OWN_PARTS in self.train_parts
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that train, in the order of `PARTS`; all parts if `--train` has only `own`."""
-        return tuple(part for part in PARTS if part in self.train) or PARTS
+        """The parts that train, in the order of `PARTS`; all parts if `--train-parts` has only `own`."""
+        return tuple(part for part in PARTS if part in self.train_parts) or PARTS
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimizer steps: `steps`, or the number of epochs times `steps_per_epoch`.
@@ -439,7 +436,9 @@ class Recipe:
     def options(self) -> dict[str, OptionValue]:
         """Return the settings for the lineage by name, without None and without settings that have no effect."""
         idle = self.idle()
-        return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
+        idle |= {"last_blocks": idle[TRUNK]} if TRUNK in idle else {}
+        options = {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
+        return {RECORDED_NAMES.get(name, name): value for name, value in options.items()}
 
 
 FOR_IMAGES = ("augment", "mixup", "cutmix")
@@ -459,7 +458,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             augment=("rrc", "flip", "randaugment"),
             label_smoothing=0.1,
             dropout=0.1,
-            train=BUT_EMBEDDING,
+            train_parts=BUT_EMBEDDING,
         ),
         "cifar100": Recipe(
             optimizer="sgd",
@@ -484,7 +483,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             batch_size=32,
             clip=1.0,
             max_length=128,
-            train=BUT_EMBEDDING,
+            train_parts=BUT_EMBEDDING,
         ),
         "imagenet1k-base": Recipe(
             optimizer="sgd",
@@ -561,7 +560,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             batch_size=32,
             clip=1.0,
             max_length=128,
-            train=BUT_EMBEDDING,
+            train_parts=BUT_EMBEDDING,
         ),
     }
 )
@@ -574,8 +573,8 @@ C.1.3 and C.2).
 After pruning, attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no
 batch size; 512 is the batch size of the fine-tuning with the same grids (Dosovitskiy et al. 2021, table 4).
 For CIFAR-100 the paper states both that "only the last five blocks" train and that "only the final
-classification layer" trains. The recipe trains the last five blocks, readout and head; use `--last-blocks 0`
-or `--train head` for the other reading.
+classification layer" trains. The recipe trains the last five blocks, readout and head; use
+`--train-parts head` for the other reading.
 
 For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps,
 then linear decay, gradients clipped to norm 1, and no label smoothing. Weight decay is not given; 0.01 is the
@@ -629,7 +628,7 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
         raise UsageError(f"unknown recipe `{name}`", hint=f"use one of {', '.join(RECIPES)}")
     stated = {key: value for key, value in overrides.items() if value is not None}
     base = asdict(RECIPES[name]) if name is not None else {}
-    for either in EXCLUSIVE:
+    for either in (*EXCLUSIVE, (TRUNK, "last_blocks")):
         if stated.keys() & set(either):
             base |= dict.fromkeys(either)
     if stated.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
@@ -644,12 +643,15 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
             hint="leave one of them out",
         )
-    blocks = next((name for name in ("last_blocks", "freeze_blocks") if name in recipe.options()), None)
-    if "train" in stated and "embed" in recipe.train and blocks is not None:
+    freezing = f"--recipe {name}" if recipe.trunk is None else f"--trunk {recipe.trunk}"
+    if (
+        "train_parts" in stated
+        and "embed" in recipe.train_parts
+        and (recipe.trunk, recipe.last_blocks) != (None, None)
+    ):
         raise UsageError(
-            f"`--train embed` has no effect with `{long_option(blocks)} "
-            f"{getattr(recipe, blocks)}`, which freezes the embedding",
-            hint="leave out `embed` from `--train`",
+            f"`--train-parts embed` has no effect with `{freezing}`, which freezes the embedding",
+            hint="leave out `embed` from `--train-parts`",
         )
     return recipe
 

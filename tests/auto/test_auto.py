@@ -279,7 +279,7 @@ def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
     data = {"data": DataRef.parse("digits::split=val,classes=0-6,limit=30"), "fit": DataRef.parse(FIT)}
     near = (NamedData.parse("others=digits::classes=7-8,limit=30"),)
     told = {"near": near, "ood_score": ("mahalanobis",), "latency": False, "bootstrap": 0, "device": "cpu"}
-    run_eval(EvalConfig(model=str(images), store=tmp_path / "stored.st", **data, **told))
+    run_eval(EvalConfig(model=str(images), save_model=tmp_path / "stored.st", **data, **told))
     model = HydraForImageClassification.from_pretrained(tmp_path / "stored.st")
     stored = model.loaded.tensors()
     (first, *_) = beside = model.loaded.scores.tensors()
@@ -304,8 +304,8 @@ def test_one_ood_score_wherever_the_model_runs(block, tmp_path, request):
     )  # fmt: skip
     given = {"near": (NamedData.parse(f"others={near}"),), "latency": False, "bootstrap": 0, "device": "cpu"}
     config = EvalConfig(
-        model=str(block), data=DataRef.parse(data), fit=DataRef.parse(fit), val=DataRef.parse(val), temperature=2.0,
-        store=Folder(tmp_path / "stored"), save_predictions=tmp_path / "p.st", **given,
+        model=str(block), data=DataRef.parse(data), train=DataRef.parse(fit), val=DataRef.parse(val), temperature=2.0,
+        save_model=Folder(tmp_path / "stored"), save_predictions=tmp_path / "p.st", **given,
     )  # fmt: skip
     run_eval(config)
     (saved,) = SavedPredictions.load(tmp_path / "p.st").said.values()

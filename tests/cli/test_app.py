@@ -156,10 +156,10 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
     ("argv", "text"),
     [
         (["prun"], "`prun` is not a command of `hydractl`\n\nhint: did you mean `prune`?"),
-        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep` is not an option of `hydractl prune`\n\nhint: did you mean `--keep`?"),
+        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep` is not an option of `hydractl prune`\n\nhint: did you mean `--keep-heads`?"),
         (["prune", "base.st", "-o", "x.st", "--remove", "few"], "`--remove`: "),
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "`--remove`: input should be greater than or equal to 0"),
-        (["prune", "base.st", "--keep", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),
+        (["prune", "base.st", "--keep-heads", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),
         (["prune", "-o", "x.st"], "`MODEL` is missing"),
         (["prune", "a.st", "-o"], "option `-o` requires an argument\n\nhint: see `hydractl prune --help`"),
         (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "`--mlp`: `mean` is not one of `merge`, `keep`"),

@@ -44,20 +44,20 @@ def config(monkeypatch, call):
 S, M = (Path("s.json"),), (Path("m.json"),)
 EIGHT = HeadBudget(keep_per_layer=8)
 TABLE = [
-    ("prune base.st --scores s.json --keep 8 -o a.st",
+    ("prune base.st --scores s.json --keep-heads 8 -o a.st",
      PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT)),
     ("prune org/name@v1 --scores s.json --remove 5 --out a.st",
      PruneConfig(model="org/name@v1", out=Path("a.st"), scores=S, budget=HeadBudget(remove=5))),
     ("prune base.st --scores s.json --keep-fraction 0.5 -o a.st",
      PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=HeadBudget(keep_fraction=0.5))),
-    ("prune base.st --scores s.json --keep 8 --per-layer -o a.st",
+    ("prune base.st --scores s.json --keep-heads 8 --per-layer -o a.st",
      PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT, per_layer=True)),
-    ("prune base.st --scores - --keep 8 -o -",
+    ("prune base.st --scores - --keep-heads 8 -o -",
      PruneConfig(model="base.st", out=Path("-"), scores=(Path("-"),), budget=EIGHT)),
-    ("prune base.st --scores s.json --scores t.json --keep 8 -o m-{i}.st",
+    ("prune base.st --scores s.json --scores t.json --keep-heads 8 -o m-{i}.st",
      PruneConfig(model="base.st", out=Path("m-{i}.st"), scores=(*S, Path("t.json")), budget=EIGHT)),
-    ("prune base.st --scores s.json --keep 8 --members 3 --pool 96 --diverge-from 4 --seed 7 -o m-{i}.st",
-     PruneConfig(model="base.st", out=Path("m-{i}.st"), scores=S, budget=EIGHT, members=3, pool=96, diverge_from=4,
+    ("prune base.st --scores s.json --keep-heads 8 --members 3 --pool 96 --trunk 4 --seed 7 -o m-{i}.st",
+     PruneConfig(model="base.st", out=Path("m-{i}.st"), scores=S, budget=EIGHT, members=3, pool=96, trunk=4,
                  seed=7)),
     ("prune w.safetensors --arch vit_small_patch16_224::num_classes=7 --mask m.json --dtype bf16 -o a.st",
      PruneConfig(model="w.safetensors", out=Path("a.st"), masks=M, arch="vit_small_patch16_224::num_classes=7",
@@ -85,30 +85,33 @@ def test_arguments_become_a_configuration(config, line, expected):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("prune base.st --keep 8 -o a.st", "give either `--scores` or `--mask`"),
+        ("prune base.st --keep-heads 8 -o a.st", "give either `--scores` or `--mask`"),
         (
-            "prune base.st --scores s.json --mask m.json --keep 8 -o a.st",
+            "prune base.st --scores s.json --mask m.json --keep-heads 8 -o a.st",
             "`--scores` and `--mask` exclude each other",
         ),
         (
             "prune base.st --scores s.json -o a.st",
-            "the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F",
+            "the number of heads to keep is missing: give one of `--keep-heads N`, `--remove R`, `--keep-fraction F",
         ),
         (
-            "prune base.st --scores s.json --keep 8 --remove 3 -o a.st",
-            "`--keep` and `--remove` exclude each other",
+            "prune base.st --scores s.json --keep-heads 8 --remove 3 -o a.st",
+            "`--keep-heads` and `--remove` exclude each other",
         ),
         (
             "prune base.st --scores s.json --keep-fraction 0 -o a.st",
             "`--keep-fraction 0`: the fraction must be",
         ),
-        ("prune base.st --mask m.json --diverge-from 1 -o a.st", "a mask already says which heads are kept"),
-        ("prune base.st --mask m.json --keep 8 -o a.st", "a mask already says which heads are kept"),
-        ("prune base.st --scores s.json --keep 8 --members 2 -o a.st", "needs a pool"),
-        ("prune base.st --scores s.json --keep 8 --members 2 --pool 9 -o a.st", "put `{i}` into the name"),
+        ("prune base.st --mask m.json --trunk 1 -o a.st", "a mask already says which heads are kept"),
+        ("prune base.st --mask m.json --keep-heads 8 -o a.st", "a mask already says which heads are kept"),
+        ("prune base.st --scores s.json --keep-heads 8 --members 2 -o a.st", "needs a pool"),
+        (
+            "prune base.st --scores s.json --keep-heads 8 --members 2 --pool 9 -o a.st",
+            "put `{i}` into the name",
+        ),
         (
             "prune base.st --scores s.json --remove 8 --per-layer -o a.st",
-            "`--per-layer` requires `--keep N`",
+            "`--per-layer` requires `--keep-heads N`",
         ),
         ("prune base.st --mask m.json --json -q -o a.st", "`--json` and `-q` exclude each other"),
         ("prune base.st --mask m.json --json -o -", "both write to standard output"),
@@ -119,12 +122,12 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("eval a.st --data digits --save-predictions p.npz", "must have the suffix .safetensors or .st"),
         ("score a.st --method magnitude --output s.st", "hint: for example `-o s.json`"),
         (
-            "score a.st --method l0 --data digits -o s.json --trained t.pt",
-            "hint: for example `--trained t.st`",
+            "score a.st --method l0 --data digits -o s.json --save-model t.pt",
+            "hint: for example `--save-model t.st`",
         ),
-        ("prune a.st --scores s.json --keep 2 -o to/m.json", "hint: for example `-o to/m.st`"),
+        ("prune a.st --scores s.json --keep-heads 2 -o to/m.json", "hint: for example `-o to/m.st`"),
         (
-            "finetune a.st --data digits --val digits -o m.pth",
+            "finetune a.st --train digits --val digits -o m.pth",
             "`-o m.pth`: a model must have the suffix .st",
         ),
         (

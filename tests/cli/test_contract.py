@@ -17,11 +17,11 @@ from hydractl.scoring.journal import JournalFile, ScoreJournal
 from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {
-    "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),
+    "prune": ("prune", "base.st", "--scores", "scores.json", "--keep-heads", "2", "-o", "new.st"),
     "prune by mask": ("prune", "base.st", "--mask", "m-0.mask.json", "--no-verify", "-o", "new.st"),
     "score": ("score", "base.st", "--method", "magnitude", "-o", "new.json"),
     "finetune": (
-        "finetune", "base.st", "--data", "digits::split=train,classes=0-6,limit=14", "--val", "digits::split=val,classes=0-6,limit=14", "--steps", "1", "--device", "cpu",
+        "finetune", "base.st", "--train", "digits::split=train,classes=0-6,limit=14", "--val", "digits::split=val,classes=0-6,limit=14", "--steps", "1", "--device", "cpu",
         "-o", "new.st",
     ),
     "eval": (
@@ -164,11 +164,11 @@ def test_what_came_meanwhile_is_kept(call, work, argv, monkeypatch):
 BAD = {
     "missing": (("inspect", "none.st"), "none.st: no such file"),
     "missing model": (("prune", "none.st", "--mask", "m-0.mask.json", "-o", "n.st"), "none.st: no such file"),
-    "missing scores": (("prune", "base.st", "--scores", "none.json", "--keep", "2", "-o", "n.st"), "none.json: no such file"),
+    "missing scores": (("prune", "base.st", "--scores", "none.json", "--keep-heads", "2", "-o", "n.st"), "none.json: no such file"),
     "truncated": (("fuse", "cut.st", "-o", "n.st"), "cut.st: is not a valid safetensors file"),
     "other classes": (("fuse", "base.st", "five.st", "-o", "n.st"), "five.st: has 5 classes, base.st has 7"),
     "a hydra": (("fuse", "hydra.st", "-o", "n.st"), "hydra.st: is already a hydra"),
-    "a mask as scores": (("prune", "base.st", "--scores", "m-0.mask.json", "--keep", "2", "-o", "n.st"), "expected `hydractl.scores/1`"),
+    "a mask as scores": (("prune", "base.st", "--scores", "m-0.mask.json", "--keep-heads", "2", "-o", "n.st"), "expected `hydractl.scores/1`"),
     "a head out of range": (("prune", "base.st", "--mask", "range.json", "-o", "n.st"), "keep[0] has head 9, but there are 4 heads (0..3)"),
     "an unknown key": (("inspect", "key.json"), "extra is not a known key"),
     "not JSON": (("inspect", "broken.json"), "broken.json: is not JSON"),

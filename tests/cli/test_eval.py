@@ -339,7 +339,7 @@ def test_a_report_renders_without_models(capsys):
     (["--compare", "A="], 2, "`A`: an empty model reference", "`--compare NAME=MODEL[,MODEL...]`: for example `'Deep"),
     (["--compare", "=b.st"], 2, "a name is empty", "choose another: use `--name NAME` for MODEL and `NAME=...` for other rows"),
     (["--compare", "/"], 2, "`/`: needs a name for the tables", "use `--name NAME` for MODEL and `NAME=...` for other rows"),
-    (["--fit", "7", "--ood-score", "knn", "--near", "noise"], 3, "7: no such folder or file", "DATA is `digits`"),
+    (["--train", "7", "--ood-score", "knn", "--near", "noise"], 3, "7: no such folder or file", "DATA is `digits`"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_answered_with_the_form_of_its_option(
     call, model, options, code, message, hint

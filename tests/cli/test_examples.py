@@ -35,21 +35,21 @@ LINKED = 100_000
 FOLDERS = {"train": 6, "val": 16, "test": 12, "birds": 6}
 """Number of images per class in each folder."""
 TUNE, EVAL = (
-    "finetune base.st --data train/ --val test/ --steps 1",
+    "finetune base.st --train train/ --val test/ --steps 1",
     "eval hydra.st --no-latency --bootstrap 9",
 )
 ARCH = f"arch:{NAME}::{','.join(f'{k}={v}' for k, v in SMALL.items())}"
 MADE = (
-    f"finetune {ARCH} --data train/ --val test/ --lr 3e-3 --epochs 8 --batch-size 24 -o base.st",
+    f"finetune {ARCH} --train train/ --val test/ --lr 3e-3 --epochs 8 --batch-size 24 -o base.st",
     "score base.st --method taylor --data test/ -o scores.json",
-    "prune base.st --scores scores.json --keep 8 -o member.st",
+    "prune base.st --scores scores.json --keep-heads 8 -o member.st",
     *(f"{TUNE} --seed {ord(name)} -o {name}.st" for name in "abc"),
     "fuse a.st b.st c.st -o hydra.st",
-    f"{EVAL} --data test/ --near birds=birds/ --compare base.st -o report.json",
-    f"{EVAL} --data test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json",
-    f"{EVAL} --data test/ --compare base.st -o pets.json",
-    f"{EVAL} --data val/ --compare base.st -o cars.json",
-    f"{EVAL} --data val/ --threshold-for 'risk<=0.1' --store selective.st",
+    f"{EVAL} --val test/ --near birds=birds/ --compare base.st -o report.json",
+    f"{EVAL} --val test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json",
+    f"{EVAL} --val test/ --compare base.st -o pets.json",
+    f"{EVAL} --val val/ --compare base.st -o cars.json",
+    f"{EVAL} --val val/ --threshold-for 'risk<=0.1' --save-model selective.st",
     "prune bert/ --strategy random --keep-fraction 1 -o sentiment.st",
 )
 """Commands that create the files."""
@@ -63,7 +63,7 @@ name = "members"
 command = "prune"
 model = "base.st"
 strategy = "random"
-keep = "8"
+keep-heads = "8"
 members = "{members}"
 out = "drawn-{i}.st"
 
@@ -75,7 +75,7 @@ out = "fused.st"
 """
 RUN_ELSEWHERE = {"demo"}
 """Takes minutes; `tests/cli/demo` runs the parts of the demo."""
-DEEP = "--merge-trunk 8"
+DEEP = "--trunk 8"
 """Part of examples that need more blocks than the others."""
 NEW_PROCESS = {"doctor", "push"}
 """Commands that depend on environment variables during the import of libraries."""
@@ -101,7 +101,7 @@ def examples() -> list[tuple[str, str]]:
 
 def outputs(example: str) -> list[str]:
     """Return the output files of an example."""
-    return re.findall(r"(?:-o|--store|>) ([\w.]+)(?!/)\b", example)
+    return re.findall(r"(?:-o|--save-model|>) ([\w.]+)(?!/)\b", example)
 
 
 def write_pictures(folder: Path) -> None:

@@ -16,7 +16,7 @@ from hydractl.training.recipe import RECIPES, Recipe, recipe_of
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=32", "digits::split=val,classes=0-6,limit=16"
-GIVEN = ["finetune", "m.st", "--data", TRAIN, "--val", VAL, "-o", "out.st"]
+GIVEN = ["finetune", "m.st", "--train", TRAIN, "--val", VAL, "-o", "out.st"]
 
 
 def report(out="out.st"):
@@ -36,7 +36,7 @@ def asked(monkeypatch):
 
 
 def config(**changes):
-    given = {"model": "m.st", "data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "out": Path("out.st"),
+    given = {"model": "m.st", "train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "out": Path("out.st"),
              "recipe": Recipe()}  # fmt: skip
     return FinetuneConfig(**(given | changes))
 
@@ -53,8 +53,8 @@ def config(**changes):
     (["--warmup", "0.5", "--augment", "flip,rrc", "--precision", "bf16", "--steps", "5", "--batch-size", "6",
       "--accumulate", "2"],
      {"recipe": Recipe(warmup=0.5, augment=("flip", "rrc"), precision="bf16", steps=5, batch_size=6, accumulate=2)}),
-    (["--epochs", "3", "--train", "head,norm", "--last-blocks", "2", "--reset-head"],
-     {"recipe": Recipe(epochs=3, train=("norm", "head"), last_blocks=2, reset_head=True)}),
+    (["--epochs", "3", "--train-parts", "head,norm", "--trunk", "2", "--reset-head"],
+     {"recipe": Recipe(epochs=3, train_parts=("norm", "head"), trunk=2, reset_head=True)}),
     (["--recipe", "sst2", "--max-length", "128"], {"recipe": RECIPES["sst2"], "recipe_name": "sst2", "max_length": 128}),
     (["--eval-every", "3", "--early-stop", "2", "--patience-delta", "0.5"],
      {"recipe": Recipe(eval_every=3, early_stop=2, patience_delta=0.5)}),
@@ -99,7 +99,7 @@ def test_the_result_for_a_script(call, asked):
     (["--optimizer", "adam"], 2, "`adam` is not one of"),
     (["--momentum", "0.5"], 2, "`--momentum` has no effect without `--optimizer sgd`"),
     (["--keep-last", "--early-stop", "2"], 2, "`--keep-last` and `--early-stop` exclude each other"),
-    (["--train", "gates"], 2, "`--train gates`"),
+    (["--train-parts", "gates"], 2, "`--train-parts gates`"),
     (["--steps", "1", "--epochs", "1"], 2, "exclude each other"),
     (["--json", "-q"], 2, "exclude each other"),
     (["--save-every", "0"], 2, "--save-every"),
@@ -118,7 +118,7 @@ def test_errors(call, tmp_path, monkeypatch, options, code, said):
 
 def test_a_model_from_nothing(call, tmp_path):
     out = tmp_path / "out.st"
-    seen = call("finetune", ARCH, "--data", TRAIN, "--val", VAL, "--steps", "2", "--warmup", "0", "--device", "cpu",
+    seen = call("finetune", ARCH, "--train", TRAIN, "--val", VAL, "--steps", "2", "--warmup", "0", "--device", "cpu",
                 "-o", out)  # fmt: skip
 
     assert seen.code == 0, seen.err
@@ -128,7 +128,7 @@ def test_a_model_from_nothing(call, tmp_path):
 
 
 def test_a_model_into_a_pipe(tmp_path, spawn, python):
-    process = spawn("finetune", ARCH, "--data", TRAIN, "--val", VAL, "--steps", "1", "--warmup", "0", "--device", "cpu",
+    process = spawn("finetune", ARCH, "--train", TRAIN, "--val", VAL, "--steps", "1", "--warmup", "0", "--device", "cpu",
                     "-o", "-", program=python())  # fmt: skip
     out, _err = process.communicate()
 

@@ -7,9 +7,9 @@ import torch
 from hydractl.checkpoint import Checkpoint
 
 TRAIN = "digits::classes=0-6,split=train,limit=32"
-TUNE = ["finetune", "m-0.st", "--data", TRAIN, "--val", TRAIN, "--lr", "1e-3", "--epochs", "1", "--force"]
+TUNE = ["finetune", "m-0.st", "--train", TRAIN, "--val", TRAIN, "--lr", "1e-3", "--epochs", "1", "--force"]
 COMMANDS = {
-    "prune": ["prune", "base.st", "--strategy", "random", "--keep", "2"],
+    "prune": ["prune", "base.st", "--strategy", "random", "--keep-heads", "2"],
     "finetune": TUNE,
     "fuse": ["fuse", "m-0.st", "m-1.st"],
     "import": ["import", "weights.pth", "--arch", "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4", "--num-classes", "7"],
@@ -36,7 +36,18 @@ def test_every_stage_writes_the_same_checkpoint_into_a_folder(work, call):
 
 
 def test_several_members_are_several_folders(work, call):
-    argv = ["prune", "base.st", "--scores", "scores.json", "--keep", "2", "--members", "2", "--pool", "7"]
+    argv = [
+        "prune",
+        "base.st",
+        "--scores",
+        "scores.json",
+        "--keep-heads",
+        "2",
+        "--members",
+        "2",
+        "--pool",
+        "7",
+    ]
     assert call(*argv, "-o", "p-{i}/", "-q").out == "p-0\np-1\n"
     assert call("fuse", "p-0", "p-1/", "-o", "from-folders.st").code == 0
     assert call("prune", "base.st", "--mask", "p-1/head-mask.json", "-o", "again/", "-q").code == 0
@@ -61,7 +72,7 @@ def test_a_folder_that_holds_a_model_is_not_overwritten_without_force(work, call
 
 
 def test_a_folder_that_is_read_is_not_written(work, call):
-    assert call("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m/", "-q").code == 0
+    assert call("prune", "base.st", "--strategy", "random", "--keep-heads", "2", "-o", "m/", "-q").code == 0
     before = {path: path.read_bytes() for path in (work / "m").iterdir()}
 
     seen = call("fuse", "m/", "m-0.st", "-o", "m/", "--force")

@@ -51,14 +51,14 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for line in (
-            f"finetune {arch(folder)} --data train.jsonl --val val.jsonl --lr 1e-3,2e-3 --epochs 1 --device cpu -o base.st",
+            f"finetune {arch(folder)} --train train.jsonl --val val.jsonl --lr 1e-3,2e-3 --epochs 1 --device cpu -o base.st",
             "score base.st --data scored.jsonl --method taylor --limit 12 --device cpu -o s.json",
             "prune base.st --scores s.json --remove 2 -o pruned.st",
             f"{DIVERSE} --data drawn.jsonl --candidates 4 --device cpu -o m-{{i}}.st",
             "prune base.st --mask m-0.mask.json -o masked.st",
-            "fuse m-0.st m-1.st --temperature merged.jsonl --fit fit.jsonl --val std.jsonl -o hydra.st",
-            "finetune base.st --data train.jsonl --val val.jsonl --epochs 1 --device cpu -o tuned.st",
-            f"eval hydra.st --data kept.jsonl --threshold-for 'risk<=0.9' --store stored.st {' '.join(BARE)}",
+            "fuse m-0.st m-1.st --temperature merged.jsonl --train fit.jsonl --val std.jsonl -o hydra.st",
+            "finetune base.st --train train.jsonl --val val.jsonl --epochs 1 --device cpu -o tuned.st",
+            f"eval hydra.st --data kept.jsonl --threshold-for 'risk<=0.9' --save-model stored.st {' '.join(BARE)}",
         ):
             assert main([*shlex.split(line), "-q"]) == 0, line
     return folder, sets, [*tested, *tested[:5]]
@@ -161,7 +161,7 @@ def test_there_is_no_false_alarm(place, call):
         write_tensors(file, checkpoint.tensors(), header=old)
     assert counts(place, "old.st", call=call) == {}
     same = call("eval", str(folder / "old.st"), "--data", str(folder / "val.jsonl"), *BARE)
-    assert "`hydractl finetune` used 30 of 30 samples of `--data`" in same.err
+    assert "`hydractl finetune` used 30 of 30 samples of `--train`" in same.err
 
 
 def test_make_refuses_such_samples_and_its_hints_can_be_typed(place, call, monkeypatch):

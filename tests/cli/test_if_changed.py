@@ -29,26 +29,26 @@ ARCH = (
 DIGITS = "digits::classes=0-6,limit=14"
 COMMANDS = {
     "import": f"import plain.safetensors --arch {ARCH} --labels names.txt -o imported.st",
-    "finetune": f"finetune base.st --data images --val {DIGITS} --steps 1 --teacher m-0.st -o tuned.st",
-    "finetune a folder": f"finetune arch:{ARCH} --data {DIGITS} --val {DIGITS} --steps 1 -o tuned/",
-    "finetune an encoder": f"finetune encoder --data {DIGITS} --val {DIGITS} --steps 1 -o encoder.st",
+    "finetune": f"finetune base.st --train images --val {DIGITS} --steps 1 --teacher m-0.st -o tuned.st",
+    "finetune a folder": f"finetune arch:{ARCH} --train {DIGITS} --val {DIGITS} --steps 1 -o tuned/",
+    "finetune an encoder": f"finetune encoder --train {DIGITS} --val {DIGITS} --steps 1 -o encoder.st",
     "score": "score base.st --method taylor --data images --limit 8 -o taylor.json",
     "score without data": "score base.st --method random -o random.json",
-    "score and weights": "score base.st --method dsp --training joint --epochs 1 --data images --trained trained.st -o dsp.json",
-    "prune": "prune base.st --scores scores.json --keep 2 --members 3 --pool 7 -o p-{i}.st",
-    "prune by several": "prune base.st --scores scores.json --scores random.json --keep 2 -o q-{i}.st",
+    "score and weights": "score base.st --method dsp --training joint --epochs 1 --data images --save-model trained.st -o dsp.json",
+    "prune": "prune base.st --scores scores.json --keep-heads 2 --members 3 --pool 7 -o p-{i}.st",
+    "prune by several": "prune base.st --scores scores.json --scores random.json --keep-heads 2 -o q-{i}.st",
     "prune by mask": "prune base.st --mask m-0.mask.json -o masked.st",
-    "prune at random": "prune base.st --strategy random --keep 2 -o r.st",
-    "prune by diversity": f"prune base.st --scores scores.json --keep 3 --strategy diverse --pool 3 --candidates 2 --data {DIGITS} "
+    "prune at random": "prune base.st --strategy random --keep-heads 2 -o r.st",
+    "prune by diversity": f"prune base.st --scores scores.json --keep-heads 3 --strategy diverse --pool 3 --candidates 2 --data {DIGITS} "
     "--members 2 -o d-{i}.st",
-    "fuse": f"fuse m-0.st m-1.st m-1.st --data {DIGITS} --temperature {DIGITS} -o fused.st",
+    "fuse": f"fuse m-0.st m-1.st m-1.st --val {DIGITS} --temperature {DIGITS} -o fused.st",
     "eval": f"eval hydra.st --data {DIGITS} --near images --far noise::limit=8,size=8 --compare both=m-0.st,m-1.st --temperature "
-    f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st --store stored.st",
+    f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st --save-model stored.st",
     "eval of rivals": f"eval base.st --data {DIGITS} --compare laplace:base.st::val=images,data={DIGITS} --compare both=laplace:m-0.st"
     f"::prior=1,data=images,laplace:base.st::val={DIGITS},data=images --no-latency --bootstrap 0 -o rivals.json",
     "predict": "predict hydra.st images digits::limit=3 images/0/0.png -o said.csv --if-changed",
     "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
-    "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",
+    "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --save-report effect.json -o hydra.pt2 --if-changed",
 }  # fmt: skip
 if not RESEARCH:
     del COMMANDS["eval of rivals"], COMMANDS["score and weights"]
@@ -216,8 +216,12 @@ def test_what_has_changed_is_made_again(folder, again, name):
 @pytest.mark.parametrize(
     ("before", "now", "text"),
     [
-        (("a.st", "--keep", "2"), ("a.st", "--keep", "3"), ": `--keep 2`, now `--keep 3`"),
-        (("a.st", "--keep", "2"), ("a.st",), ": `--keep 2`, now left out"),
+        (
+            ("a.st", "--keep-heads", "2"),
+            ("a.st", "--keep-heads", "3"),
+            ": `--keep-heads 2`, now `--keep-heads 3`",
+        ),
+        (("a.st", "--keep-heads", "2"), ("a.st",), ": `--keep-heads 2`, now left out"),
         (("a.st",), ("b.st", "--no-verify"), ": `a.st`, now `b.st`, `--no-verify`"),
         (("--fast", "--lr", "-1"), ("--lr", "-1"), ": `--fast`, now left out"),
         (("a.st",), ("a.st",), ""),
@@ -349,9 +353,9 @@ def test_images_that_cannot_be_read_do_not_matter_where_they_are_told_of(folder,
         ("predict hydra.st images", "exclude each other"),
         ("predict hydra.st - -o x.csv", "exclude each other"),
         (f"eval hydra.st --data {DIGITS}", "`--if-changed` needs an output to compare with"),
-        ("prune base.st --strategy random --keep 2 -o -", "exclude each other"),
-        ("prune - --strategy random --keep 2 -o r.st", "exclude each other"),
-        ("prune base.st --strategy random --keep 2 -o r.st --force", "exclude each other"),
+        ("prune base.st --strategy random --keep-heads 2 -o -", "exclude each other"),
+        ("prune - --strategy random --keep-heads 2 -o r.st", "exclude each other"),
+        ("prune base.st --strategy random --keep-heads 2 -o r.st --force", "exclude each other"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(folder, call, line, text):
@@ -393,7 +397,7 @@ def test_a_model_that_is_gone_is_said_by_the_command(folder, again):
 
 
 def test_the_state_of_another_run_is_dropped(folder, call, monkeypatch):
-    line = f"finetune base.st --data {DIGITS} --val {DIGITS} --save-every 1 -o new.st --if-changed".split()
+    line = f"finetune base.st --train {DIGITS} --val {DIGITS} --save-every 1 -o new.st --if-changed".split()
     with monkeypatch.context() as patch:
         patch.setattr(StateFolder, "clear", lambda _: None)
         assert call(*line, "--steps", "2").code == 0

@@ -151,8 +151,8 @@ def test_of_several_files_none_is_written_where_an_output_is_there(call, work, w
         ("score m.st --method taylor --data digits -o s-{i}.json", "{i}"),
         ("fuse a.st b.st -o h-{i}.st", "{i}"),
         ("eval a.st --data digits -o {name}.json", "{name}"),
-        ("prune m.st --strategy random --keep 2 -o {name}.st", "{name}"),
-        ("finetune m.st --data digits --val digits -o {name}.st", "{name}"),
+        ("prune m.st --strategy random --keep-heads 2 -o {name}.st", "{name}"),
+        ("finetune m.st --train digits --val digits -o {name}.st", "{name}"),
         ("predict m.st a.png -o p-{i}.csv", "{i}"),
         ("export m.st -o m-{i}.onnx", "{i}"),
     ],
@@ -165,5 +165,5 @@ def test_a_placeholder_that_stands_for_nothing_is_wrong_usage(call, work, line, 
 
 
 def test_a_number_of_one_model_is_wrong_usage(call, work):
-    seen = call(*["finetune", "base.st", "--data", "digits", "--val", "digits", "-o", "m-{i}.st"])
+    seen = call(*["finetune", "base.st", "--train", "digits", "--val", "digits", "-o", "m-{i}.st"])
     assert (seen.code, "`{i}` numbers several models" in seen.err) == (2, True)

@@ -72,10 +72,18 @@ def test_one_model_gets_what_the_single_commands_give(folder, call):
     assert seen.code == 0
     report, model = Report.read(folder / "one/report.json"), Checkpoint.open(folder / "one/model.st")
     fitting, testing = (f"{DIGITS},split=val,limit=80,part={k}/2" for k in (1, 2))
-    fitted = ("--temperature", fitting, "--fit", DATA[1], "--val", fitting)
-    by_hand = ("--store", "stored.st", "-o", "stored.json")
+    fitted = ("--temperature", fitting, "--train", DATA[1], "--val", fitting)
+    by_hand = ("--save-model", "stored.st", "-o", "stored.json")
     assert call("eval", "m0.st", "--data", DATA[5], *OOD, *fitted, *by_hand).code == 0
-    step = ("--threshold-for", "risk<=0.9", "--no-latency", "--bootstrap", "0", "--store", "accepting.st")
+    step = (
+        "--threshold-for",
+        "risk<=0.9",
+        "--no-latency",
+        "--bootstrap",
+        "0",
+        "--save-model",
+        "accepting.st",
+    )
     assert call("eval", "stored.st", "--data", testing, *step).code == 0
     expected, accepting = Report.read(folder / "stored.json"), Checkpoint.open(folder / "accepting.st")
 
@@ -153,10 +161,10 @@ def test_a_dry_run_prints_the_commands(folder, call):
 def test_a_dry_run_keeps_the_pipeline_where_it_is_told_to(folder, call):
     words = ("make", "m0.st", "m1.st", *DATA, "-o", "other/")
     kept = folder / "plans/kept.toml"
-    seen = call(*words, "--dry-run", "--keep", str(kept))
+    seen = call(*words, "--dry-run", "--save-pipeline", str(kept))
     run = call("run", str(kept), "--dry-run")
     kept.write_text(edited := kept.read_text().replace("0.01", "0.02"))
-    again = call(*words, "--dry-run", "--keep", str(kept))
+    again = call(*words, "--dry-run", "--keep-heads", str(kept))
 
     assert (seen.code, run.code, again.code) == (0, 0, 6)
     assert seen.out == run.out
@@ -232,7 +240,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("hydra=m0.st", "m1.st"), "have the name `hydra`"),
         (("a[0]=m0.st", "m1.st"), "`a[0]=m0.st`: expected NAME=MODEL"),
         (("m0.st", "m1.st", "--ema"), "`--ema` has no effect"),
-        (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
+        (("m0.st", "m1.st", "--keep-heads", "-"), "must be a file"),
         (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
         (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
         (("m0.st", "m1.st", "--hydra", "tuned"), "`--hydra` has no effect"),
@@ -247,7 +255,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
             ("m0.st", "--hydra", "tuned", "--pick", "m0"),
             "`--pick m0`: no row that is one model has this name",
         ),
-        (("m0.st", "--hydra", "pruned", "--max-loss", "0.1"), "`--max-loss` has no effect"),
+        (("m0.st", "--hydra", "pruned", "--max-nll-increase", "0.1"), "`--max-nll-increase` has no effect"),
         (("saved.pth", "--hydra", "tuned"), "saved.pth has to be imported first"),
         (("m0.st", "--smallest", "accuracy"), "`--smallest`: `` is not a number"),
         (("m0.st", "--smallest", "brier=1"), "expected METRIC=X with a metric of the verdict"),
@@ -302,7 +310,7 @@ def test_braces_signs_and_blanks_in_paths_are_literal(folder, call):
         shutil.copy(folder / f"m{i}.st", odd / name)
     paths = (f"{odd.name}/@fuse.st", f"first={odd.name}/{{members}}.st")
     seen = call("make", *paths, *DATA, "-o", "@out {x}/", "--dry-run", "--json")
-    kept = call("make", *paths, *DATA, "-o", "@out {x}/", "--dry-run", "--keep", "odd.toml")
+    kept = call("make", *paths, *DATA, "-o", "@out {x}/", "--dry-run", "--save-pipeline", "odd.toml")
     run = call("run", "odd.toml", "--dry-run", "--json")
     fuse, table = (stage["command"] for stage in json.loads(seen.out)["stages"][:2])
 
@@ -361,14 +369,14 @@ def test_one_model_becomes_a_hydra_as_by_the_single_commands(folder, tuned, call
     fitting = f"{DIGITS},split=val,limit=80,part=1/2"
     for i in range(3):
         step = ("--val", fitting, "--epochs", "1", "--lr", "1e-4", "--batch-size", "64", "--seed", str(i))
-        assert call("finetune", "m0.st", "--data", DATA[1], *step, "-o", f"by-hand-{i}.st").code == 0
+        assert call("finetune", "m0.st", "--train", DATA[1], *step, "-o", f"by-hand-{i}.st").code == 0
     members = [f"by-hand-{i}.st" for i in range(3)]
-    merging = ("--merge-trunk", "auto", "--max-loss", "0.01", "--force-merge", "--data", fitting)
-    fitted = ("--temperature", fitting, "--fit", DATA[1], "--val", fitting)
+    merging = ("--trunk", "auto", "--max-nll-increase", "0.01", "--force-merge", "--train", fitting)
+    fitted = ("--temperature", fitting, "--train", DATA[1], "--val", fitting)
     assert call("fuse", *members, *merging, *fitted, "-o", "by-hand.st").code == 0
     near, far = "others=digits::classes=7-9,limit=20,part=2/2", "noise=noise::limit=20,size=8"
     rows = ("--name", "hydra", "--compare", f"ensemble={','.join(members)}", "--compare", "single=m0.st")
-    on = ("--data", DATA[5], "--near", near, "--far", far, *rows, *fitted)
+    on = ("--val", DATA[5], "--near", near, "--far", far, *rows, *fitted)
     assert call("eval", "by-hand.st", *on, "-o", "by-hand.json").code == 0
 
     for ours, by_hand in (("tuned/tuned-2.st", "by-hand-2.st"), ("tuned/hydra.st", "by-hand.st")):
@@ -418,7 +426,7 @@ def test_the_same_command_resumes_after_the_choice(folder, tuned, call):
         "tune-0", "tune-1", "tune-2", "fuse", "choice", "table", "page", "threshold",
     ]  # fmt: skip
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert call(*words, "--max-loss", "0.5").code == 6
+    assert call(*words, "--max-nll-increase", "0.5").code == 6
 
 
 def test_a_pruned_hydra_has_members_with_two_thirds_of_the_heads(folder, call):

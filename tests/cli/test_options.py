@@ -77,7 +77,7 @@ TEXTS = {
     "classes": "a,b",
     "template": "a {label}",
     "pairs": "a.jsonl::text=b",
-    "keep": "3",
+    "keep_heads": "3",
     "plot": "a.svg",
     "near": "birds=noise",
     "far": "static=noise",
@@ -87,7 +87,7 @@ TEXTS = {
     "analyse": "centroids,members",
     "rivals": "mc,oba",
     "ood_score": "mi",
-    "merge_trunk": "3",
+    "trunk": "3",
     "fail_if": "ece>0.25",
     "threshold_for": "risk<=0.25",
     "threshold": "-0.5",
@@ -98,12 +98,12 @@ TEXTS = {
     "mean": "0.5",
     "std": "0.5",
     "augment": "flip,shift",
-    "train": "norm,head",
+    "train_parts": "norm,head",
     "method": "lora-ensemble",
     "data": "digits::limit=3",
     "val": "digits::limit=3",
     "test": "digits::limit=3",
-    "fit": "digits::limit=3",
+    "train": "digits::limit=3",
     "ood_val": "birds=noise",
     "corrupt": "fog:3",
     "words": "list",
@@ -114,9 +114,9 @@ TEXTS = {
 """Values to type for options that do not accept an arbitrary word."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
 """Parsed values of options that are combined with others."""
-INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
+INSIDE = {"keep_heads": "keep_per_layer", "classes": "names", "template": "templates"}
 """Field names inside combined objects, if they differ from the option."""
-ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--keep", "2")}
+ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--keep-heads", "2")}
 SCORED = ("--scores", "s.json")
 KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
@@ -124,7 +124,7 @@ TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop
 COMPANIONS = {
     "make": {
         **dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)),
-        "max_loss": ("second.st",),
+        "max_nll_increase": ("second.st",),
         "hydra": ("--train", "digits"),
         **dict.fromkeys(("epochs", "lr", "pick"), ("--hydra", "tuned", "--train", "digits")),
     },
@@ -143,34 +143,35 @@ COMPANIONS = {
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "log_to": ("--method", "l0"),
         "log_dir": ("--method", "l0", "--log-to", "tensorboard"),
-        "trained": ("--method", "l0", "--training", "joint"),
+        "save_model": ("--method", "l0", "--training", "joint"),
     },
     "prune": {
-        **dict.fromkeys(("keep", "remove", "keep_fraction"), SCORED),
+        **dict.fromkeys(("keep_heads", "remove", "keep_fraction"), SCORED),
         **{o.name: (*DIVERSE, "--data", "d") for o in Option.of(DiverseConfig)},
         **dict.fromkeys(("classes", "template"), (*DIVERSE, "--data", "d")),
         "data": DIVERSE,
-        "scores": ("--keep", "2"),
+        "scores": ("--keep-heads", "2"),
         "masks": (),
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", *ALWAYS["prune"]),
     },
     "inspect": {"verify": ("b.st",)},
     "fuse": {
-        "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
-        "fit": ("--val", "digits"),
-        "val": ("--fit", "digits"),
-        **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),
+        "max_nll_increase": ("--val", "digits"),
+        "train": ("--val", "digits"),
+        "own_blocks": ("--trunk", "2"),
+        "force_merge": ("--trunk", "2"),
+        **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--val", "digits")),
     },
-    "export": dict.fromkeys(("ood", "report", "quantize"), ("--data", "digits")),
+    "export": dict.fromkeys(("ood", "save_report", "quantize"), ("--data", "digits")),
     "eval": {
         "ood_score": ("--near", "birds=noise"),
-        "fit": (*KNN, "knn"),
+        "train": (*KNN, "knn"),
         "analyse": ("--near", "birds=noise"),
         "scores": ("--analyse", "heads"),
         "val": (*KNN, "msp,mi", "--ood-val", "bees=noise"),
         "ood_val": (*KNN, "msp,mi", "--val", "digits"),
-        **dict.fromkeys(("guarantee", "delta", "store"), ("--threshold-for", "risk<=0.5")),
+        **dict.fromkeys(("guarantee", "delta", "save_model"), ("--threshold-for", "risk<=0.5")),
         **dict.fromkeys(("set_method", "sets_by_class"), ("--sets", "0.9")),
         **dict.fromkeys(("raps_penalty", "raps_rank"), ("--sets", "0.9", "--set-method", "raps")),
     },

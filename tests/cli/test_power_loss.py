@@ -14,7 +14,7 @@ COMMANDS = {
     "fuse": ("fuse", "m-0.st", "m-1.st", "-o", "h.st"),
     "a folder": ("fuse", "m-0.st", "m-1.st", "-o", "h/"),
     "prune": ("prune", "base.st", "--mask", "m-0.mask.json", "-o", "p.st"),
-    "finetune": ("finetune", "base.st", "--data", DIGITS, "--val", DIGITS, *STEPS, "-o", "t.st"),
+    "finetune": ("finetune", "base.st", "--train", DIGITS, "--val", DIGITS, *STEPS, "-o", "t.st"),
     "score": ("score", "base.st", "--data", DIGITS, "--objective", "acc", "--remove", "2", "-o", "s.json"),
     "predict": ("predict", "hydra.st", DIGITS, "-o", "p.jsonl"),
     "eval": ("eval", "hydra.st", "--data", DIGITS, "--no-latency", "--bootstrap", "0", "-o", "r.json"),

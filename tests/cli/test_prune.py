@@ -25,7 +25,7 @@ def test_what_tables_call_a_model(reference, shown):
 
 def test_the_table_stays_narrow_and_the_json_says_all(call, work):
     arch = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
-    argv = ("prune", arch, "--scores", "scores.json", "--keep", "2", "--no-verify", "-o", "new.st")
+    argv = ("prune", arch, "--scores", "scores.json", "--keep-heads", "2", "--no-verify", "-o", "new.st")
 
     seen = call(*argv)
 
@@ -37,15 +37,15 @@ def test_the_table_stays_narrow_and_the_json_says_all(call, work):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--keep", "9"),
+        ("--keep-heads", "9"),
         ("--remove", "9"),
-        ("--keep", "2", "--remove", "3"),
+        ("--keep-heads", "2", "--remove", "3"),
         ("--keep-fraction", "0"),
-        ("--keep", "2", "--pool", "3"),
-        ("--keep", "2", "--pool", "9"),
-        ("--keep", "2", "--pool", "4", "--members", "2"),
+        ("--keep-heads", "2", "--pool", "3"),
+        ("--keep-heads", "2", "--pool", "9"),
+        ("--keep-heads", "2", "--pool", "4", "--members", "2"),
         ("--remove", "2", "--per-layer"),
-        ("--remove", "2", "--diverge-from", "3"),
+        ("--remove", "2", "--trunk", "3"),
         (),
     ],
 )
@@ -63,19 +63,19 @@ MODEL = ("prune", "base.st", "--scores", "scores.json")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--keep", "few"), "`--keep few`: must be a number of heads, or `auto`"),
-        (("--keep", "-1"), "`--keep -1`: must be"),
-        (("--keep", "²"), "must be a number of heads"),
-        (("--keep", "auto", "--remove", "3"), "`--keep auto` and `--remove` exclude each other"),
-        (("--keep", "auto", "--keep-fraction", "0.5"), "`--keep auto` and `--keep-fraction` exclude each other"),
-        (("--keep", "auto", "--per-layer"), "`--per-layer` requires `--keep N`"),
-        (("--keep", "2", "--data", "digits"), "`--data`: only `--strategy diverse` uses data"),
-        (("--keep", "2", "--candidates", "4", "--device", "cpu"), "`--candidates` and `--device`: only"),
-        (("--keep", "2", "--classes", "a,b"), "`--classes`: only `--strategy diverse`"),
-        (("--keep", "2", "--pool", "6", "--strategy", "diverse"), "add `--data DATA`"),
-        (("--keep", "2", "--strategy", "clusters"), "has no effect"),
-        (("--keep", "2", "--strategy", "random"), "uses no scores"),
-        (("--strategy", "worst", "--keep", "2"), "worst"),
+        (("--keep-heads", "few"), "`--keep-heads few`: must be a number of heads, or `auto`"),
+        (("--keep-heads", "-1"), "`--keep-heads -1`: must be"),
+        (("--keep-heads", "²"), "must be a number of heads"),
+        (("--keep-heads", "auto", "--remove", "3"), "`--keep-heads auto` and `--remove` exclude each other"),
+        (("--keep-heads", "auto", "--keep-fraction", "0.5"), "`--keep-heads auto` and `--keep-fraction` exclude each other"),
+        (("--keep-heads", "auto", "--per-layer"), "`--per-layer` requires `--keep-heads N`"),
+        (("--keep-heads", "2", "--data", "digits"), "`--data`: only `--strategy diverse` uses data"),
+        (("--keep-heads", "2", "--candidates", "4", "--device", "cpu"), "`--candidates` and `--device`: only"),
+        (("--keep-heads", "2", "--classes", "a,b"), "`--classes`: only `--strategy diverse`"),
+        (("--keep-heads", "2", "--pool", "6", "--strategy", "diverse"), "add `--data DATA`"),
+        (("--keep-heads", "2", "--strategy", "clusters"), "has no effect"),
+        (("--keep-heads", "2", "--strategy", "random"), "uses no scores"),
+        (("--strategy", "worst", "--keep-heads", "2"), "worst"),
     ],
 )  # fmt: skip
 def test_options_of_strategies_that_make_no_sense(call, work, options, text):
@@ -90,7 +90,7 @@ def test_options_of_strategies_that_make_no_sense(call, work, options, text):
 
 def test_what_was_chosen_is_printed_and_in_the_json(call, work):
     """The scores in the folder fall by equal amounts after the first step, without a knee."""
-    seen = call(*MODEL, "--keep", "auto", "-o", "new.st")
+    seen = call(*MODEL, "--keep-heads", "auto", "-o", "new.st")
     assert seen.code == 2
     assert "`--remove 0` gives the highest value, 0.9500" in seen.err
 
@@ -98,7 +98,7 @@ def test_what_was_chosen_is_printed_and_in_the_json(call, work):
     for i, step in enumerate(raw["removals"]):
         step["objective"] = 0.97 if i < 4 else 0.9 - i / 10
     (work / "knee.json").write_text(json.dumps(raw))
-    argv = ("prune", "base.st", "--scores", "knee.json", "--keep", "auto", "-o", "new.st")
+    argv = ("prune", "base.st", "--scores", "knee.json", "--keep-heads", "auto", "-o", "new.st")
 
     assert "knee.json: keeps 4 heads of 8: `avg` drops after 4 removals" in call(*argv).out
     assert json.loads(call(*argv, "--force", "--json").out)["found"] == [
@@ -108,7 +108,7 @@ def test_what_was_chosen_is_printed_and_in_the_json(call, work):
 
 def test_a_table_says_how_diverse_the_choice_is(call, work):
     argv = (
-        *MODEL, "--keep", "2", "--pool", "7", "--members", "2", "--strategy", "diverse", "--data",
+        *MODEL, "--keep-heads", "2", "--pool", "7", "--members", "2", "--strategy", "diverse", "--data",
         "digits::classes=0-6,limit=30", "--ood", "digits::classes=9,limit=10", "--candidates", "6", "-o", "new-{i}.st",
     )  # fmt: skip
 
@@ -128,7 +128,17 @@ def test_a_table_says_how_diverse_the_choice_is(call, work):
 
 def test_a_control_without_scores(call, work):
     seen = call(
-        "prune", "base.st", "--strategy", "random", "--keep", "2", "--members", "2", "-o", "new-{i}.st", "-q"
+        "prune",
+        "base.st",
+        "--strategy",
+        "random",
+        "--keep-heads",
+        "2",
+        "--members",
+        "2",
+        "-o",
+        "new-{i}.st",
+        "-q",
     )
     assert (seen.code, seen.out.split()) == (
         0,

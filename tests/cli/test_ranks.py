@@ -217,7 +217,7 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
     corrupt = Path("images/3/1.png")  # The eighth image is read by rank 1.
     corrupt.write_bytes(corrupt.read_bytes()[:50])
 
-    process = start(2, "--data", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
+    process = start(2, "--train", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
     out, said = ended(process)
 
     assert out == ""
@@ -241,7 +241,7 @@ def test_one_process_speaks(work, start):
     [
         ("score", "base.st", "--objective", "auc", "-o", "new.json"),
         ("score", "base.st", "--method", "nope", "-o", "new.json"),
-        ("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st"),
+        ("prune", "base.st", "--strategy", "random", "--keep-heads", "2", "-o", "m.st"),
     ],
 )
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -265,11 +265,11 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(output.time, "sleep", slept.append)
 
-    seen = call("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st")
+    seen = call("prune", "base.st", "--strategy", "random", "--keep-heads", "2", "-o", "m.st")
 
     assert seen.err.startswith("rank 1: error: `prune` must run in one process, not in 2")
     assert (
-        "run it without `torchrun`; only `eval`, `finetune`, `fuse --data`, `predict`, `prune "
+        "run it without `torchrun`; only `eval`, `finetune`, `fuse --val`, `predict`, `prune "
         "--strategy diverse` and `score` support several processes"
     ) in seen.err
     assert len(slept) == 1

@@ -27,7 +27,7 @@ command = "prune"
 repeat = "{members}"
 model = "base.st"
 strategy = "random"
-keep = "{keep}"
+keep-heads = "{keep}"
 seed = "{i}"
 verify = false
 out = "{out}-{i}.st"
@@ -37,7 +37,7 @@ name = "together"
 command = "prune"
 model = "base.st"
 scores = ["scores.json"]
-keep = 2
+keep-heads = 2
 members = 2
 pool = 7
 verify = false
@@ -68,10 +68,10 @@ out = "said.csv"
 """
 LINES = """\
 # members
-hydractl prune base.st --strategy random --keep 2 --seed 0 --no-verify -o r-2-0.st --if-changed
-hydractl prune base.st --strategy random --keep 2 --seed 1 --no-verify -o r-2-1.st --if-changed
+hydractl prune base.st --strategy random --keep-heads 2 --seed 0 --no-verify -o r-2-0.st --if-changed
+hydractl prune base.st --strategy random --keep-heads 2 --seed 1 --no-verify -o r-2-1.st --if-changed
 # together
-hydractl prune base.st --scores scores.json --keep 2 --members 2 --pool 7 --no-verify -o 't-{i}.st' --if-changed
+hydractl prune base.st --scores scores.json --keep-heads 2 --members 2 --pool 7 --no-verify -o 't-{i}.st' --if-changed
 # fuse
 hydractl fuse r-2-0.st r-2-1.st t-0.st t-1.st -o 'my hydra.st' --if-changed
 # eval

@@ -28,7 +28,7 @@ def test_a_default_budget_is_said(call, work, options, text):
     seen = call("score", "base.st", *options, "-o", "new.json")
 
     assert text in seen.out
-    assert "`--keep N`, `--remove R` or `--keep-fraction F`" in seen.out
+    assert "`--keep-heads N`, `--remove R` or `--keep-fraction F`" in seen.out
 
 
 @pytest.mark.parametrize(

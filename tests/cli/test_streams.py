@@ -48,7 +48,7 @@ def test_a_fifo_that_is_standard_output_is_known_as_it(tmp_path, capfd):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["prune", "-", "--strategy", "random", "--keep", "2", "-o", "x.st"],
+        ["prune", "-", "--strategy", "random", "--keep-heads", "2", "-o", "x.st"],
         ["prune", "base.st", "--mask", "-", "-o", "x.st"],
         ["inspect", "-"],
     ],
@@ -66,7 +66,7 @@ def test_a_temporary_folder_without_room(call, work, monkeypatch):
     with Path("base.st").open("rb") as file:
         monkeypatch.setattr(sys, "stdin", ModuleType("stdin"))
         monkeypatch.setattr(sys.stdin, "buffer", file, raising=False)
-        seen = call("prune", "-", "--strategy", "random", "--keep", "2", "-o", "x.st")
+        seen = call("prune", "-", "--strategy", "random", "--keep-heads", "2", "-o", "x.st")
 
     assert seen.code == 3
     assert "cannot write a temporary file: No such file or directory" in seen.err
@@ -81,7 +81,7 @@ def test_files_whose_names_are_not_utf_8_are_as_good_as_others(call, work):
         stream.reconfigure(errors="backslashreplace")  # Like the streams of the program.
 
     for argv in (
-        ["prune", "base.st", "--scores", odd["scores.json"], "--keep", "2", "-o", odd["out.st"]],
+        ["prune", "base.st", "--scores", odd["scores.json"], "--keep-heads", "2", "-o", odd["out.st"]],
         ["fuse", odd["m-0.st"], "m-1.st", "-o", odd["h.st"]],
     ):
         assert call(*argv).code == 0

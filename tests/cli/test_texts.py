@@ -32,7 +32,7 @@ def base_folder(tmp_path_factory):
     gibberish(folder / "gibberish.jsonl", 40, seed=4)
     code = main(
         [
-            "finetune", arch(folder), "--data", f"{folder}/train.jsonl", "--val", f"{folder}/val.jsonl", "--lr", "3e-3",
+            "finetune", arch(folder), "--train", f"{folder}/train.jsonl", "--val", f"{folder}/val.jsonl", "--lr", "3e-3",
             "--epochs", "6", "--batch-size", "16", "-q", "-o", f"{folder}/base.st",
         ]
     )  # fmt: skip
@@ -56,13 +56,13 @@ def test_the_whole_method(call, here, monkeypatch):
         return seen
 
     run("score", "base.st", "--data", "val.jsonl", "--ood", "gadgets.jsonl", "--remove", 4, "-o", "s.json")
-    run("score", "base.st", "--data", "val.jsonl", "--method", "taylor", "--keep", 2, "-o", "t.json")
+    run("score", "base.st", "--data", "val.jsonl", "--method", "taylor", "--keep-heads", 2, "-o", "t.json")
     run(
         "prune", "base.st", "--scores", "s.json", "--remove", 2, "--members", 3, "--pool", 4, "-o", "m-{i}.st"
     )
     for i in range(3):
         run(
-            "finetune", f"m-{i}.st", "--data", "train.jsonl", "--val", "val.jsonl", "--recipe", "sst2", "--lr", "1e-3",
+            "finetune", f"m-{i}.st", "--train", "train.jsonl", "--val", "val.jsonl", "--recipe", "sst2", "--lr", "1e-3",
             "--epochs", 1, "--max-length", 12, "--seed", i, "-o", f"f-{i}.st",
         )  # fmt: skip
     run("fuse", *(f"f-{i}.st" for i in range(3)), "-o", "hydra.st")
@@ -127,7 +127,7 @@ def test_the_datas_order_changes_no_prediction(call, here):
 def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeypatch):
     from hydractl.training.trainer import TrainingRun
 
-    argv = ("finetune", "base.st", "--data", "train.jsonl", "--val", "val.jsonl", "--steps", 12, "--save-every", 5,
+    argv = ("finetune", "base.st", "--train", "train.jsonl", "--val", "val.jsonl", "--steps", 12, "--save-every", 5,
             "--dropout", 0.1, "-o")  # fmt: skip
     assert call(*argv, "whole.st").code == 0
     step, taken = TrainingRun.step, []
@@ -151,7 +151,7 @@ def test_pieces_of_a_batch_change_nothing(call, here):
     # SGD, because Adam turns rounding errors into steps if a gradient is zero. No attention dropout, because
     # attention draws dropout per piece of a batch.
     model = f"{arch(here)},attention_probs_dropout_prob=0.0"
-    argv = ("finetune", model, "--data", "train.jsonl", "--val", "val.jsonl", "--optimizer", "sgd", "--lr", 0.1,
+    argv = ("finetune", model, "--train", "train.jsonl", "--val", "val.jsonl", "--optimizer", "sgd", "--lr", 0.1,
             "--steps", 4, "--dropout", 0.1)  # fmt: skip
     assert call(*argv, "-o", "one.st").code == call(*argv, "--accumulate", 3, "-o", "three.st").code == 0
 
@@ -187,22 +187,22 @@ def test_no_path_gets_into_a_checkpoint(here):
         (("eval", "base.st", "--data", "test.jsonl", "--far", "noise=noise"), 3, "`noise` are images", "folder of .txt"),
         (("eval", BARE, "--data", "test.jsonl"), 3, "is a text model without a tokenizer", "tokenizer=PATH"),
         (("score", BARE, "--data", "test.jsonl", "--objective", "acc", "-o", "x"), 3, "without a tokenizer", "PATH"),
-        (("finetune", BARE, "--data", "test.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "without a tokenizer", "PATH"),
+        (("finetune", BARE, "--train", "test.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "without a tokenizer", "PATH"),
         (("eval", IMAGES, "--data", "test.jsonl"), 3, "has one of the names `image`", "column `text` seems to contain texts"),
         (("eval", "base.st", "--data", "test.jsonl", "--compare", f"i={IMAGES}"), 3, "reads images, base.st reads texts", ""),
         (("eval", IMAGES, "--data", "digits", "--max-length", 4), 2, "`--max-length` is for texts", "leave it out"),
         (("eval", "base.st", "--data", "test.jsonl", "--max-length", 99), 2, "at most 24 tokens", "--max-length 24"),
         (("eval", "base.st", "--data", "test.jsonl", "--max-length", 2), 2, "leave no room for a text", "--max-length 5"),
         (("score", "base.st", "--method", "random", "--max-length", 8, "-o", "x"), 2, "it reads no data", ""),
-        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--augment", "flip", "-o", "x"), 2,
+        (("finetune", "base.st", "--train", "test.jsonl", "--val", "test.jsonl", "--augment", "flip", "-o", "x"), 2,
          "is for images, but the model reads texts", "leave it out"),
-        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "-o", "x"), 2,
+        (("finetune", "base.st", "--train", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "-o", "x"), 2,
          "`--recipe vit-finetune` is for images, but base.st reads texts", "recipes for texts: sst2, sst2-base"),
-        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "--augment",
+        (("finetune", "base.st", "--train", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "--augment",
           "none", "-o", "x"), 2, "`--recipe vit-finetune` is for images, but base.st reads texts", "bert-finetune"),
-        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "cifar100", "--augment", "flip",
+        (("finetune", "base.st", "--train", "test.jsonl", "--val", "test.jsonl", "--recipe", "cifar100", "--augment", "flip",
           "-o", "x"), 2, "`--augment flip` is for images, but the model reads texts", "leave it out"),
-        (("finetune", "base.st", "--data", "gibberish.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "has no labels", ""),
+        (("finetune", "base.st", "--train", "gibberish.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "has no labels", ""),
     ],
 )  # fmt: skip
 def test_what_is_refused(call, here, argv, code, message, hint):

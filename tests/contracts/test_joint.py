@@ -122,7 +122,7 @@ def test_a_tensor_without_axes_goes_back(tmp_path):
 @pytest.mark.parametrize("own_from", [0, 2, 3])
 def test_from_a_block_on_everything_is_each_member_s_own(tmp_path, own_from):
     one = base(PLAIN)
-    model_file = fused(tmp_path, [one, one, one], own_from=own_from)
+    model_file = fused(tmp_path, [one, one, one], trunk=own_from, own_blocks=True)
 
     plan = model_file.header.plan
     assert (plan.own_from, plan.trunk) == (own_from, own_from)

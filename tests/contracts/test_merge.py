@@ -59,9 +59,7 @@ def test_a_merged_hydra_is_its_members_with_the_mean_trunk(tmp_path, monkeypatch
     samples = tuned(variant, merge_trunk)
     paths = tuple(str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples))
 
-    report = run_fuse(
-        FuseConfig(models=paths, out=tmp_path / "hydra.st", merge_trunk=merge_trunk, verify=False)
-    )
+    report = run_fuse(FuseConfig(models=paths, out=tmp_path / "hydra.st", trunk=merge_trunk, verify=False))
 
     mean = merged_by_hand(variant, samples, merge_trunk)
     model_file = open_model(str(tmp_path / "hydra.st"))

@@ -130,7 +130,12 @@ def test_training_equals_training_on_the_folder(here):
         ref = DataRef.parse(f"{root}/")
         run_finetune(
             FinetuneConfig(
-                model="vit.st", data=ref, val=ref, out=out, recipe=Recipe(steps=3, batch_size=8), device="cpu"
+                model="vit.st",
+                train=ref,
+                val=ref,
+                out=out,
+                recipe=Recipe(steps=3, batch_size=8),
+                device="cpu",
             )
         )
         model_file = Checkpoint.open(out)

@@ -112,7 +112,13 @@ def test_files_hang_not_on_who_decodes(crews, folder, tmp_path):
         out = tmp_path / f"{count}.st"
         run_finetune(
             FinetuneConfig(
-                model=str(model), data=data, val=data, out=out, recipe=recipe, device="cpu", num_workers=count
+                model=str(model),
+                train=data,
+                val=data,
+                out=out,
+                recipe=recipe,
+                device="cpu",
+                num_workers=count,
             )
         )
         trained.append(out.read_bytes())

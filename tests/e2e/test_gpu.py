@@ -37,7 +37,7 @@ SCORED = {
     "circuit": (*OOD_DATA, "--remove", "3"),
     "circuit, lazily": (*OOD_DATA, "--remove", "3", "--search", "lazy"),
     "l0": ("--epochs", "1", "--training", "joint"),
-    "dsp": ("--epochs", "1", "--keep", "2"),
+    "dsp": ("--epochs", "1", "--keep-heads", "2"),
 }
 TUNED = {
     "whole": (),
@@ -105,7 +105,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("method", {**dict.fromkeys(METHODS, ()), **SCORED})
 def test_scores_are_the_same(method):
     for device in DEVICES:
-        given = ("--data", VAL, *SCORED.get(method, ()), "-o", f"{method}-{device}.json")
+        given = ("--train", VAL, *SCORED.get(method, ()), "-o", f"{method}-{device}.json")
         run("score", "base.st", "--method", method.partition(",")[0], *given, device=device)
 
     one, other = (json.loads(Path(f"{method}-{device}.json").read_text()) for device in DEVICES)
@@ -142,7 +142,7 @@ def test_rows_of_a_report_are_the_same():
     rows = [word for name, row in ROWS.items() for word in ("--compare", f"{name}={row}")]
     for device in DEVICES:
         given = (
-            "--data",
+            "--train",
             VAL,
             "--near",
             OOD,

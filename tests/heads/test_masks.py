@@ -297,7 +297,7 @@ def test_per_layer_refuses_an_order_that_stops_early():
 @pytest.mark.parametrize(
     ("budget", "typed"),
     [
-        (HeadBudget(keep_per_layer=0), "--keep 0"),
+        (HeadBudget(keep_per_layer=0), "--keep-heads 0"),
         (HeadBudget(remove=0), "--remove 0"),
         (HeadBudget(keep_fraction=2 / 3), "--keep-fraction 0.666667"),
     ],

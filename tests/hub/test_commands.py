@@ -16,9 +16,9 @@ from support.builders import base, sha
 
 BACKBONE = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=16,depth=2,num_heads=4,num_classes=10"
 LINES = f"""
-finetune {BACKBONE} --data digits::split=val --val digits::split=test --steps 1 --lr 1e-3 --warmup 0 --device cpu -o models/base.st
+finetune {BACKBONE} --train digits::split=val --val digits::split=test --steps 1 --lr 1e-3 --warmup 0 --device cpu -o models/base.st
 score models/base.st --method taylor --data digits::split=val --limit 16 -o scores/by-taylor.json
-prune models/base.st --scores scores/by-taylor.json --keep 2 --strategy sample --pool 7 --members 3 -o models/m-{{i}}.st
+prune models/base.st --scores scores/by-taylor.json --keep-heads 2 --strategy sample --pool 7 --members 3 -o models/m-{{i}}.st
 fuse models/m-0.st models/m-1.st models/m-2.st --mlp keep -o hydra.st
 """
 

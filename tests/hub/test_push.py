@@ -108,7 +108,7 @@ def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
 
 
 def test_a_report_of_the_same_weights_is_accepted(models, tmp_path, call):
-    """A copy with a threshold and a temperature, as after `make` and `eval --store`.
+    """A copy with a threshold and a temperature, as after `make` and `eval --save-model`.
 
     The card has both temperatures.
     """

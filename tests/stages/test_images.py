@@ -57,7 +57,7 @@ def tuning(out, model, **changes):
     recipe = Recipe(steps=1, warmup=0, batch_size=8)
     data = DataRef.parse(DATA)
     return FinetuneConfig(
-        model=str(model), data=data, val=data, out=out, recipe=recipe, device="cpu", **changes
+        model=str(model), train=data, val=data, out=out, recipe=recipe, device="cpu", **changes
     )
 
 

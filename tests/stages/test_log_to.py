@@ -202,7 +202,7 @@ def test_of_two_processes_one_logs_and_the_loss_is_that_of_the_batch(tmp_path, p
         "hydractl",
         "finetune",
         ARCH,
-        "--data",
+        "--train",
         TRAIN,
         "--val",
         VAL,

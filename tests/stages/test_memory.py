@@ -54,7 +54,7 @@ def test_members_and_hydras_are_verified_block_by_block(tmp_path):
         run_prune(PruneConfig(model=str(tmp_path / "base.st"), masks=masks, out=tmp_path / "m{i}.st"))
     with Watched() as fusing:  # a hydra without shared tensors
         models = tuple(map(str, members))
-        run_fuse(FuseConfig(models=models, out=tmp_path / "hydra.st", mlp="keep", own_from=0))
+        run_fuse(FuseConfig(models=models, out=tmp_path / "hydra.st", mlp="keep", trunk=0, own_blocks=True))
 
     size = members[0].stat().st_size
     assert size / OPTIONS["depth"] < pruning.peak < size / 4

@@ -73,7 +73,7 @@ def place(tmp_path_factory):
             "random",
             "--seed",
             m,
-            "--keep",
+            "--keep-heads",
             keep,
             "-o",
             place / f"{m}.st",
@@ -90,7 +90,7 @@ def train(place, model, out, *, data="train.jsonl", progress=None, epochs=1, tea
     recipe = Recipe(epochs=epochs, lr=(3e-3,), batch_size=16, **options)
     config = FinetuneConfig(
         model=model,
-        data=DataRef.parse(str(place / data)),
+        train=DataRef.parse(str(place / data)),
         val=DataRef.parse(str(place / data.replace("train", "val"))),
         out=place / out,
         recipe=recipe,
@@ -153,7 +153,7 @@ def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(p
     """The frozen encoder runs once, and the reported NLL is close to the NLL of `eval`."""
     progress_log = ProgressLog()
     report = train(
-        place, str(place / model), "head.st", train=("head",), reset_head=True, progress=progress_log
+        place, str(place / model), "head.st", train_parts=("head",), reset_head=True, progress=progress_log
     )
     assert any("frozen encoder" in step for step in progress_log.steps)
     assert open_model(str(place / "head.st")).header.architecture.task.by_label
@@ -209,7 +209,7 @@ def test_diverse_members_differ_in_labels(place):
             "diverse",
             "--scores",
             place / "magnitude.json",
-            "--keep",
+            "--keep-heads",
             2,
         ),
         *(
@@ -299,7 +299,7 @@ def small(place):
     """Folder with a base of one block and a hydra of two members, because export takes seconds per block."""
     save_text_model(of_depth(variant(BERT), 1), place / "small")
     for m, keep in enumerate((2, 3)):
-        chosen = ("--strategy", "random", "--seed", m, "--keep", keep)
+        chosen = ("--strategy", "random", "--seed", m, "--keep-heads", keep)
         run("prune", place / "small", *chosen, "-o", place / f"small-{m}.st")
     members = (place / f"small-{m}.st" for m in range(2))
     run(
@@ -404,7 +404,7 @@ def test_images_of_a_hydra_answer_as_their_timm_and_transformers_classes(images)
             "random",
             "--seed",
             m,
-            "--keep",
+            "--keep-heads",
             2,
             "-o",
             images / f"{m}.st",
@@ -436,7 +436,7 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
             "--temperature",
             place / "train.jsonl",
         ),
-        *("--no-latency", "--store", place / "stored.st", "-o", place / "v.json"),
+        *("--no-latency", "--save-model", place / "stored.st", "-o", place / "v.json"),
     )
     thresholds = open_model(str(place / "stored.st")).header.label_thresholds
     assert list(thresholds) == json.loads((place / "v.json").read_text())["rows"][0]["label_thresholds"]
@@ -470,7 +470,7 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
     run(
         "finetune",
         place / "stored.st",
-        "--data",
+        "--train",
         place / "train.jsonl",
         "--val",
         place / "val.jsonl",
@@ -487,7 +487,7 @@ def row_with_temperatures(place):
     """Report row of a hydra with one temperature per label, stored in `warm.st`."""
     run(
         *("eval", place / "hydra.st", "--data", place / "test.jsonl", "--temperature", place / "val.jsonl"),
-        *("--no-latency", "--bootstrap", 0, "--store", place / "warm.st", "-o", place / "warm.json"),
+        *("--no-latency", "--bootstrap", 0, "--save-model", place / "warm.st", "-o", place / "warm.json"),
     )
     return json.loads((place / "warm.json").read_text())["rows"][0]
 
@@ -542,7 +542,7 @@ def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_ap
 def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hold(
     place, row_with_temperatures, capsys
 ):
-    given = evaluate(place, "warm.st", temperature=2.0, store=place / "hot.st")
+    given = evaluate(place, "warm.st", temperature=2.0, save_model=place / "hot.st")
     each, common = (
         (h.label_temperatures, h.temperature)
         for h in (open_model(str(place / f"{name}.st")).header for name in ("warm", "hot"))
@@ -553,18 +553,24 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
 
     common = ("--data", place / "val.jsonl", "--no-latency")
     run(
-        "eval", place / "warm.st", *common, "--temperature", place / "val.jsonl", "--store", place / "same.st"
+        "eval",
+        place / "warm.st",
+        *common,
+        "--temperature",
+        place / "val.jsonl",
+        "--save-model",
+        place / "same.st",
     )
     before, after = (open_model(str(place / f"{name}.st")).header.scale for name in ("warm", "same"))
     assert after.numbers == pytest.approx(before.numbers, rel=1e-3)  # refitted on the same data
     bounds = ("--label-thresholds", "--threshold-for", "risk<=0.9", "-o", place / "bounds.json")
-    run("eval", place / "warm.st", *common, *bounds, "--store", place / "bounds.st")
+    run("eval", place / "warm.st", *common, *bounds, "--save-model", place / "bounds.st")
     argv = ["predict", place / "warm.st", place / "test.jsonl", "--threshold", place / "bounds.json"]
     assert main([*map(str, argv)]) == 3
     assert "its threshold is for label thresholds that" in capsys.readouterr().err
     assert open_model(str(place / "bounds.st")).header.label_temperatures == tuple(each[0])
     fit = ("--temperature", place / "test.jsonl")
-    argv = ["eval", place / "bounds.st", *common, *fit, "--store", place / "other.st", "--force"]
+    argv = ["eval", place / "bounds.st", *common, *fit, "--save-model", place / "other.st", "--force"]
     assert main([*map(str, argv)]) == 0
     assert "label thresholds are not kept, as they are not valid for another temp" in capsys.readouterr().err
     report = ("-o", place / "accepts.json")
@@ -577,7 +583,7 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
 def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store(
     place, row_with_temperatures, capsys
 ):
-    merge = ("--merge-trunk", 1, "--data", place / "test.jsonl", "--temperature", place / "val.jsonl")
+    merge = ("--trunk", 1, "--data", place / "test.jsonl", "--temperature", place / "val.jsonl")
     train(place, str(place / "0.st"), "tuned.st")
     run("fuse", place / "0.st", place / "tuned.st", *merge, "-o", place / "merged.st")
     header = open_model(str(place / "merged.st")).header
@@ -586,7 +592,13 @@ def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store
     assert evaluate(place, "merged.st").rows[0].values["nll"].value == pytest.approx(measured, abs=1e-6)
 
     for m in range(2):
-        options = ("--temperature", place / "val.jsonl", "--no-latency", "--store", place / f"warm-{m}.st")
+        options = (
+            "--temperature",
+            place / "val.jsonl",
+            "--no-latency",
+            "--save-model",
+            place / f"warm-{m}.st",
+        )
         run("eval", place / f"{m}.st", "--data", place / "test.jsonl", *options)
     argv = ["fuse", place / "warm-0.st", place / "warm-1.st", "-o", place / "odd.st"]
     assert main([*map(str, argv)]) == 3
@@ -613,8 +625,8 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, row_with_t
     assert is_stock(base)
     assert not is_stock(base.model_copy(update={"label_temperatures": (1.0, 2.0, 1.0)}))
 
-    data = ("--data", place / "val.jsonl", "--no-latency", "--force")
-    argv = ["eval", place / "plain-0.st", *data, "--temperature", 1, "--store", place / "kept.st"]
+    data = ("--val", place / "val.jsonl", "--no-latency", "--force")
+    argv = ["eval", place / "plain-0.st", *data, "--temperature", 1, "--save-model", place / "kept.st"]
     assert main([*map(str, argv)]) == 0
     assert "not kept" not in capsys.readouterr().err
     run("eval", place / "plain-0.st", *data, "--threshold-for", "risk<=0.9", "-o", place / "accepts.json")
@@ -680,7 +692,7 @@ def test_an_answer_is_wrong_if_one_label_is(place):
             "risk<=0.5",
             "--no-latency",
         ),
-        *("--guarantee", "accepted-and-wrong", "--store", place / "selective.st"),
+        *("--guarantee", "accepted-and-wrong", "--save-model", place / "selective.st"),
     )
     stored = open_model(str(place / "selective.st")).header.threshold
     texts, applies = labels_of(place)
@@ -705,7 +717,7 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
     [
         (
             {"fit": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
-            "`--fit`: needs models that answer one label",
+            "`--train`: needs models that answer one label",
         ),
         (
             {"ood_score": ("knn",), "near": NamedData.parse_all("n=letters")},
@@ -737,7 +749,7 @@ def test_models_of_both_kinds_are_never_mixed(place):
     one.write_text("\n".join(json.dumps({"text": f"the {n}", "label": n}) for n in NAMES * 4))
     progress_log = ProgressLog()
     config = FinetuneConfig(
-        model=str(place / "base.st"), data=DataRef.parse(str(one)), val=DataRef.parse(str(one)), out=place / "one.st",
+        model=str(place / "base.st"), train=DataRef.parse(str(one)), val=DataRef.parse(str(one)), out=place / "one.st",
         recipe=Recipe(epochs=1), device="cpu",
     )  # fmt: skip
     run_finetune(config, progress_log)
@@ -762,7 +774,7 @@ def test_models_of_both_kinds_are_never_mixed(place):
         run_finetune(
             FinetuneConfig(
                 model=str(place / "base.st"),
-                data=DataRef.parse(str(one)),
+                train=DataRef.parse(str(one)),
                 val=DataRef.parse(str(one)),
                 out=place / "k.st",
                 recipe=Recipe(epochs=1, reset_head=False),

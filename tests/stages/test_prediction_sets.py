@@ -79,7 +79,9 @@ def evaluated(
 def stored(models):
     """Fitted prediction sets; the hydra's copy `copy.st` stores them with a temperature."""
     return (
-        evaluated(models, "hydra.st", temperature=0.5, store=models / "copy.st", out=models / "report.json")
+        evaluated(
+            models, "hydra.st", temperature=0.5, save_model=models / "copy.st", out=models / "report.json"
+        )
         .rows[0]
         .sets
     )
@@ -120,7 +122,7 @@ def labels_of(ref):
 def test_eval_measures_what_predict_writes(models, method, by_class):
     """Compared on data that were not used for the fit, in each output format and in Python."""
     copy = models / f"{method}-{by_class}.st"
-    evaluated(models, "hydra.st", method=method, by_class=by_class, store=copy)
+    evaluated(models, "hydra.st", method=method, by_class=by_class, save_model=copy)
     chosen = ("accuracy", "set_coverage", "set_size")
     row = evaluated(models, copy.name, data=TEST, sets=None, metrics=chosen).rows[0]
     numbers, coverage = row.sets, row.values["set_coverage"]
@@ -217,7 +219,7 @@ def test_another_temperature_or_length_drops_them(models, stored):
     def copied(name, **given):
         (models / name).unlink(missing_ok=True)
         document = evaluated(
-            models, "copy.st", progress_log := ProgressLog(), sets=None, store=models / name, **given
+            models, "copy.st", progress_log := ProgressLog(), sets=None, save_model=models / name, **given
         )
         dropped = [w for w in progress_log.warnings if "its prediction sets are not" in w]
         return Checkpoint.open(models / name).header.prediction_sets, document.rows[0].sets, dropped
@@ -229,7 +231,7 @@ def test_another_temperature_or_length_drops_them(models, stored):
     assert "its prediction sets are not measured: they are not valid for another temperature" in dropped[0]
     assert "its prediction sets are not kept: they are not valid for another temperature" in dropped[1]
     (models / "risky.st").unlink(missing_ok=True)
-    evaluated(models, "copy.st", sets=None, threshold_for=0.95, delta=0.2, store=models / "risky.st")
+    evaluated(models, "copy.st", sets=None, threshold_for=0.95, delta=0.2, save_model=models / "risky.st")
     both = Checkpoint.open(models / "risky.st").header
     assert both.prediction_sets == stored.rule
     assert both.threshold is not None
@@ -243,7 +245,7 @@ def test_sets_of_other_classes_are_not_applied(tmp_path):
     named = Naming(names=names, templates=("a photo of a {label} .",))
     run_fuse(FuseConfig(models=members, out=tmp_path / "hydra.st", naming=named, verify=False))
     copy = tmp_path / "copy.st"
-    document = evaluated(tmp_path, "hydra.st", data=digits, store=copy)
+    document = evaluated(tmp_path, "hydra.st", data=digits, save_model=copy)
     assert open_model(str(copy)).header.prediction_sets == document.rows[0].sets.rule
     assert set(lines(tmp_path, "copy.st", digits)[0]["set"]) <= {*names}
 
@@ -294,7 +296,7 @@ def test_measured_on_the_data_of_the_fit_they_are_said_to_be(models, stored):
 
 def test_too_few_samples_are_refused_with_the_number_that_is_needed(models, capsys):
     few = "digits::split=val,classes=0-6,limit=40"
-    options = ["--no-latency", "--bootstrap", "0", "--device", "cpu", "--store", str(models / "few.st")]
+    options = ["--no-latency", "--bootstrap", "0", "--device", "cpu", "--save-model", str(models / "few.st")]
     model = str(models / "base.st")
     assert main(["eval", model, "--data", few, "--sets", "0.98", *options]) == 3
     assert "`--sets 0.98` needs at least 49 samples, but `--data` has 40" in capsys.readouterr().err
@@ -331,7 +333,7 @@ def test_an_exported_model_says_what_its_sets_are(models, stored):
 @pytest.mark.parametrize("method", [SetMethod.LAC, SetMethod.APS])
 @torch.inference_mode()
 def test_the_auto_class_has_those_that_predict_has(models, tmp_path, method):
-    evaluated(models, "hydra.st", method=method, store=tmp_path / "s.st")
+    evaluated(models, "hydra.st", method=method, save_model=tmp_path / "s.st")
     ours = hydractl.load(tmp_path / "s.st")
     folder = ours.save_pretrained(tmp_path / "folder")
     theirs = AutoModelForImageClassification.from_pretrained(folder).eval()
@@ -422,7 +424,9 @@ def test_at_another_length_of_texts_they_are_not_applied(tmp_path):
     rows = [{"text": " ".join(["cat"] * (1 + i % 9)), "label": i % 7} for i in range(60)]
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluated(tmp_path, "bert", data=str(data), threshold_for=0.99, delta=0.5, store=tmp_path / "copy.st")
+    evaluated(
+        tmp_path, "bert", data=str(data), threshold_for=0.99, delta=0.5, save_model=tmp_path / "copy.st"
+    )
     whole = lines(tmp_path, "copy.st", str(data))[0]
     assert {"set", "accepted"} <= {*whole}
     run_predict(

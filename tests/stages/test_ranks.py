@@ -61,13 +61,13 @@ COMMANDS = {
             "risk<=0.99",
         ),
         *(
-            "--fit",
+            "--train",
             "digits::split=train,classes=0-6,limit=50",
             "--val",
             "digits::split=val,classes=0-6,limit=31",
         ),
         *(("--corrupt", "gaussian-noise:3", "--analyse", "all") if RESEARCH else ()),
-        *("-o", "{out}.json", "--save-predictions", "{out}.st", "--store", "{out}-stored.st"),
+        *("-o", "{out}.json", "--save-predictions", "{out}.st", "--save-model", "{out}-stored.st"),
     ),
     "eval-texts": (
         *("eval", "{texts}", "--data", "{reviews}", "--device", "cpu", "--batch-size", "9", "--no-latency"),
@@ -83,9 +83,9 @@ COMMANDS = {
             "--temperature",
             "digits::split=val,classes=0-6,limit=31",
         ),
-        *("--merge-trunk", "auto", "--max-loss", "9", "--force-merge", "-o", "{out}.st"),
+        *("--trunk", "auto", "--max-nll-increase", "9", "--force-merge", "-o", "{out}.st"),
         *(
-            "--fit",
+            "--train",
             "digits::split=train,classes=0-6,limit=50",
             "--val",
             "digits::split=val,classes=0-6,limit=31",

@@ -157,7 +157,7 @@ def made_of(models, folder, name):
     mask = mask_file(folder / "mask.json", open_model(model).header, *KEEP)
     run_prune(PruneConfig(model=model, masks=(mask,), out=folder / f"{name}-pruned.st"))
     run_finetune(FinetuneConfig(
-        model=model, data=DATA, val=DATA, out=folder / f"{name}-tuned.st", device="cpu",
+        model=model, train=DATA, val=DATA, out=folder / f"{name}-tuned.st", device="cpu",
         recipe=Recipe(steps=2, batch_size=8, warmup=0),
     ))  # fmt: skip
     run_score(ScoreConfig(

@@ -55,7 +55,7 @@ def stored(models):
     """Fitted threshold; the hydra's copy `copy.st` stores it with a temperature."""
     config = EvalConfig(
         model=str(models / "hydra.st"), data=DataRef.parse(HELD), threshold_for=RISK, delta=0.2, temperature=2.0,
-        ood_score=("entropy",), store=models / "copy.st", out=models / "report.json", **QUICK,
+        ood_score=("entropy",), save_model=models / "copy.st", out=models / "report.json", **QUICK,
     )  # fmt: skip
     report = run_eval(config)
     report.require_checks()
@@ -174,7 +174,7 @@ def test_the_hint_has_no_number_of_samples_if_the_data_have_as_many(models, caps
 
 def test_too_few_samples_for_any_threshold_still_give_a_report_and_a_model(models):
     report, copy = models / "few.json", models / "few.st"
-    few = ("--threshold-for", "risk<=0.01", "-o", str(report), "--store", str(copy))
+    few = ("--threshold-for", "risk<=0.01", "-o", str(report), "--save-model", str(copy))
     assert evaluates(models, "hydra.st", *few) == 5
     threshold = Report.read(report).rows[0].threshold
     assert threshold is not None
@@ -186,7 +186,7 @@ def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, caps
     """This guarantee has no confidence level. Outputs of all commands contain the same sentence."""
     wrong = ("--threshold-for", "risk<=0.3", "--guarantee", "accepted-and-wrong")
     report, copy = models / "wrong.json", models / "wrong.st"
-    assert evaluates(models, "hydra.st", *wrong, "-o", str(report), "--store", str(copy)) == 0
+    assert evaluates(models, "hydra.st", *wrong, "-o", str(report), "--save-model", str(copy)) == 0
     promise = "on average over draws of the held-out samples, at most 30 % of all inputs are accepted and answered wrongly"
     assert promise in " ".join(capsys.readouterr().out.split())
     written = Report.from_json(report.read_text(), place="report")
@@ -210,7 +210,9 @@ def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, caps
 def test_where_no_threshold_keeps_the_risk_lines_say_null_and_the_command_why(models, capsys):
     copy, report = models / "none.st", models / "none.json"
     assert (
-        evaluates(models, "base.st", "--threshold-for", "risk<=0.1", "--store", str(copy), "-o", str(report))
+        evaluates(
+            models, "base.st", "--threshold-for", "risk<=0.1", "--save-model", str(copy), "-o", str(report)
+        )
         == 5
     )
     seen = capsys.readouterr()
@@ -254,7 +256,7 @@ def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
     path = models / "hydra.st"
     assert reason == (
         f"{path}: stores no threshold, so predictions have no column `accepted`; `hydractl eval {path} --data "
-        "HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+        "HELD_OUT --threshold-for 'risk<=0.05' --save-model PATH` stores one"
     )
     assert progress_log.steps.count(reason) == 1
     for silent in (
@@ -286,7 +288,7 @@ def test_a_temperature_alone_can_be_stored(models):
         model=str(models / "base.st"),
         data=DataRef.parse(HELD),
         temperature=1.5,
-        store=models / "warm.st",
+        save_model=models / "warm.st",
         **QUICK,
     )
     assert run_eval(config).paths == (models / "warm.st",)
@@ -334,7 +336,7 @@ def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
 REFUSED = {
     "a percentage": (["--threshold-for", "risk<=5"], "write 1 % as 0.01: `--threshold-for 'risk<=0.05'`"),
     "no bound": (["--threshold-for", "risk"], "expected `risk<=R`"),
-    "nothing to store": (["--store", "c.st"], "`--store`: the command fits nothing to store"),
+    "nothing to store": (["--save-model", "c.st"], "`--save-model`: the command fits nothing to store"),
     "delta alone": (["--delta", "0.1"], "`--delta` has no effect without `--threshold-for`"),
     "a guarantee alone": (
         ["--guarantee", "accepted-and-wrong"],

@@ -80,7 +80,7 @@ def run(*argv):
 def train(place, model, out, *, data="train.jsonl", epochs=1, teacher=(), progress=None, **options):
     config = FinetuneConfig(
         model=str(model),
-        data=DataRef.parse(str(place / data)),
+        train=DataRef.parse(str(place / data)),
         val=DataRef.parse(str(place / "val.jsonl")),
         out=place / out,
         recipe=Recipe(epochs=epochs, lr=(3e-3,), batch_size=16, **options),
@@ -113,7 +113,7 @@ def place(tmp_path_factory):
     train(place, place / "encoder", "base.st", epochs=6)
     hydractl.load(place / "base.st").save_pretrained(place / "folder")
     for m, keep in enumerate((2, 3)):
-        seed = ("--strategy", "random", "--seed", m, "--keep", keep)
+        seed = ("--strategy", "random", "--seed", m, "--keep-heads", keep)
         run("prune", place / "base.st", *seed, "-o", place / f"{m}.st")
         train(place, place / f"{m}.st", f"tuned-{m}.st")
     members = tuple(str(place / f"tuned-{m}.st") for m in range(2))
@@ -270,7 +270,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         *common,
         "--temperature",
         val,
-        "--store",
+        "--save-model",
         tmp_path / "warm.st",
         "-o",
         tmp_path / "r.json",
@@ -289,7 +289,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         *common,
         "--temperature",
         header.temperature,
-        "--store",
+        "--save-model",
         tmp_path / "words.st",
         "-o",
         tmp_path / "w.json",
@@ -323,7 +323,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         *common,
         "--temperature",
         2,
-        "--store",
+        "--save-model",
         tmp_path / "hot.st",
         "-o",
         tmp_path / "h.json",
@@ -339,7 +339,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         header.entity_temperature, rel=1e-2
     )
     write(tmp_path / "none.jsonl", [{"tokens": ["the"] * 4, "ner_tags": ["O"] * 4}] * 8)
-    none = ("--temperature", tmp_path / "none.jsonl", "--store", tmp_path / "none.st")
+    none = ("--temperature", tmp_path / "none.jsonl", "--save-model", tmp_path / "none.st")
     run("eval", tmp_path / "warm.st", *common, *none, "-o", tmp_path / "n.json")
     kept = open_model(str(tmp_path / "none.st")).header
     assert kept.entity_temperature == header.entity_temperature  # no span to fit another temperature
@@ -350,7 +350,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         *common,
         "--temperature",
         1,
-        "--store",
+        "--save-model",
         tmp_path / "one.st",
         "-o",
         tmp_path / "o.json",
@@ -416,7 +416,7 @@ def test_a_threshold_accepts_texts_and_an_error_in_one_word_is_an_error(place, t
         "hydra.st",
         data="val.jsonl",
         threshold_for=0.3,
-        store=tmp_path / "s.st",
+        save_model=tmp_path / "s.st",
         ood_score=("entropy",),
     )
     threshold = report.rows[0].threshold
@@ -483,7 +483,7 @@ def test_a_teacher_teaches_words(place):
     run(
         "finetune",
         place / "encoder",
-        "--data",
+        "--train",
         place / "six.jsonl",
         "--val",
         place / "six.jsonl",
@@ -589,10 +589,10 @@ def test_what_was_chosen_and_is_not_there_is_said(place, tmp_path):
         (("eval", "base.st", "--data", "one.jsonl"), "needs a label for each word"),
         (("eval", "base.st", "--data", "val.jsonl", "--compare", "x=texts"), "must answer the same kind of labels"),
         (("score", "base.st", "--method", "cahp", "--data", "val.jsonl", "-o", "s.json"), "compares classes of inputs"),
-        (("finetune", "base.st", "--data", "val.jsonl", "--val", "val.jsonl", "--pooling", "mean", "-o", "x.st"), "pools nothing"),
-        (("finetune", "base.st", "--data", "one.jsonl", "--val", "one.jsonl", "--keep-head", "-o", "x.st"), "answers a label for each word"),
-        (("predict", "base.st", "val.jsonl", "--ood-score", "knn", "--fit", "val.jsonl", "-o", "p.jsonl"), "compares features of classes"),
-        (("fuse", "tuned-0.st", "tuned-1.st", "--fit", "val.jsonl", "--val", "val.jsonl", "-o", "x.st"), "compare classes of inputs"),
+        (("finetune", "base.st", "--train", "val.jsonl", "--val", "val.jsonl", "--pooling", "mean", "-o", "x.st"), "pools nothing"),
+        (("finetune", "base.st", "--train", "one.jsonl", "--val", "one.jsonl", "--keep-head", "-o", "x.st"), "answers a label for each word"),
+        (("predict", "base.st", "val.jsonl", "--ood-score", "knn", "--train", "val.jsonl", "-o", "p.jsonl"), "compares features of classes"),
+        (("fuse", "tuned-0.st", "tuned-1.st", "--train", "val.jsonl", "--val", "val.jsonl", "-o", "x.st"), "compare classes of inputs"),
     ],
 )  # fmt: skip
 def test_what_is_defined_for_other_labels_is_refused(place, monkeypatch, capsys, argv, message):
@@ -609,7 +609,7 @@ def test_what_is_defined_for_other_labels_is_refused(place, monkeypatch, capsys,
 def test_a_classifier_of_words_becomes_one_of_texts_and_back(place):
     write(place / "one.jsonl", [{"text": f"the {word}", "label": word} for word in WORDS[:2] * 6])
     config = FinetuneConfig(
-        model=str(place / "base.st"), data=DataRef.parse(str(place / "one.jsonl")), out=place / "one.st",
+        model=str(place / "base.st"), train=DataRef.parse(str(place / "one.jsonl")), out=place / "one.st",
         val=DataRef.parse(str(place / "one.jsonl")), recipe=Recipe(epochs=1), device="cpu", force=True,
     )  # fmt: skip
     run_finetune(config, ProgressLog())

@@ -55,9 +55,11 @@ def models(tmp_path_factory):
     save(made / "base.st", labels=tuple("0123456"))
     fit = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=300")}
     val = DataRef.parse("digits::split=train,classes=0-6,part=1/2")
-    evaluate(made, "base.st", data="digits::split=test,classes=0-6", val=val, store=made / "scored.st", **fit)
     evaluate(
-        made, "scored.st", keep_known=SHARE, threshold_for=RISK, delta=DELTA, store=made / "both.st", out=made / "both.json",
+        made, "base.st", data="digits::split=test,classes=0-6", val=val, save_model=made / "scored.st", **fit
+    )
+    evaluate(
+        made, "scored.st", keep_known=SHARE, threshold_for=RISK, delta=DELTA, save_model=made / "both.st", out=made / "both.json",
     )  # fmt: skip
     return made
 
@@ -136,8 +138,8 @@ def test_data_that_are_a_part_have_two_halves():
 
 
 def test_each_test_can_be_left_out(models):
-    known = evaluate(models, "scored.st", keep_known=SHARE, store=models / "known.st")
-    sure = evaluate(models, "scored.st", threshold_for=RISK, delta=DELTA, store=models / "sure.st")
+    known = evaluate(models, "scored.st", keep_known=SHARE, save_model=models / "known.st")
+    sure = evaluate(models, "scored.st", threshold_for=RISK, delta=DELTA, save_model=models / "sure.st")
     assert (known.threshold, known.known_test.count) == (None, 252)
     assert (sure.known_test, sure.threshold.count, sure.threshold.score) == (None, 252, ENERGY_DENSITY)
 
@@ -158,7 +160,12 @@ def test_each_test_can_be_left_out(models):
 def test_a_file_with_one_threshold_is_unchanged(models):
     """Neither the header, nor the report, nor a line mentions the other test."""
     evaluate(
-        models, "base.st", threshold_for=RISK, delta=DELTA, store=models / "one.st", out=models / "one.json"
+        models,
+        "base.st",
+        threshold_for=RISK,
+        delta=DELTA,
+        save_model=models / "one.st",
+        out=models / "one.json",
     )
     header, found = Checkpoint.open(models / "one.st").header, lines(models, "one.st")
     assert '"known_test"' not in header.to_metadata() + (models / "one.json").read_text()
@@ -285,7 +292,7 @@ def test_commands_state_both_tests(models, capsys):
 
 def test_too_few_samples_accept_every_input_and_say_so(models):
     few = f"{HELD},limit=18"
-    row = evaluate(models, "scored.st", few, keep_known=0.95, store=models / "few.st")
+    row = evaluate(models, "scored.st", few, keep_known=0.95, save_model=models / "few.st")
     assert (row.known_test.below, row.known_test.accepted, row.known_test.count) == (None, 18, 18)
     assert row.known_test.summary == (
         "takes every input as known: 18 samples are too few to keep 95 % of known inputs"
@@ -303,7 +310,7 @@ def test_both_tests_are_dropped_together(models):
 
     def store(**settings: object):
         config = EvalConfig(
-            model=str(models / "both.st"), data=DataRef.parse(HELD), store=models / "next.st", force=True, **(QUICK | settings)
+            model=str(models / "both.st"), data=DataRef.parse(HELD), save_model=models / "next.st", force=True, **(QUICK | settings)
         )  # fmt: skip
         run_eval(config, progress_log := ProgressLog())
         header = Checkpoint.open(models / "next.st").header

@@ -549,7 +549,7 @@ def test_zero_shot_models_are_not_finetuned(work, tmp_path):
     with pytest.raises(UsageError, match="is a zero-shot model without classes to train on") as error:
         run_finetune(
             FinetuneConfig(
-                model=str(work / "base.st"), data=data, val=data, out=tmp_path / "t.st", recipe=RECIPE
+                model=str(work / "base.st"), train=data, val=data, out=tmp_path / "t.st", recipe=RECIPE
             )
         )
     assert "without training" in error.value.hint

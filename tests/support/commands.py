@@ -32,7 +32,7 @@ def check_order(commands, folder, written):
         written: Existing files.
     """
     for command in commands:
-        outputs = {path for option, path in pairwise(command) if option in {"-o", "--store"}}
+        outputs = {path for option, path in pairwise(command) if option in {"-o", "--save-model"}}
         words = {word for part in command for word in part.replace("=", ",").split(",")}
         assert {word for word in words - outputs if word.startswith(str(folder))} <= written
         written = written | {path.replace("{i}", str(i)) for path in outputs for i in range(3)}

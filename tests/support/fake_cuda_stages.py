@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 MODEL = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7"
 DATA, OOD = "digits::classes=0-6,split=val,limit=32", "digits::classes=9,limit=16"
 STAGES = {
-    "finetune": f"finetune {MODEL} --data {DATA} --val {DATA} --epochs 2 --ema 0.9 --clip 1 -o base.st",
+    "finetune": f"finetune {MODEL} --train {DATA} --val {DATA} --epochs 2 --ema 0.9 --clip 1 -o base.st",
     "score": f"score base.st --method taylor --data {DATA} -o s.json",
     "cahp": f"score base.st --method cahp --salience-share 1 --data {DATA} -o c.json",
     "prune": f"prune base.st --scores s.json --strategy diverse --data {DATA} --candidates 3 --remove 4 --members 2 --pool 6 -o m-{{i}}.st",
-    "fuse": f"fuse m-0.st m-1.st --data {DATA} -o hydra.st",
+    "fuse": f"fuse m-0.st m-1.st --val {DATA} -o hydra.st",
     "eval": f"eval hydra.st --compare base=base.st --data {DATA} --near {OOD} --no-latency -o r.json",
     "predict": f"predict hydra.st {DATA} -o p.jsonl",
 }

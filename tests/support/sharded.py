@@ -36,7 +36,7 @@ def config(model, out, *, val=40, given, recipe):
         eval_every=2, dropout=0.1, clip=1.0,
     )  # fmt: skip
     return FinetuneConfig(
-        model=str(model), out=Path(out), data=DataRef.parse(TRAIN), val=DataRef.parse(VAL.format(val)),
+        model=str(model), out=Path(out), train=DataRef.parse(TRAIN), val=DataRef.parse(VAL.format(val)),
         recipe=replace(base, **recipe), device="cpu", save_every=2, **given,
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ def test_all_parts_together_are_everything():
 
 
 def test_parts_are_disjoint_and_complete():
-    found = [set(chosen(train=(part,))) for part in PARTS]
+    found = [set(chosen(train_parts=(part,))) for part in PARTS]
 
     assert all(found)
     assert sum(map(len, found)) == len(base().state)
@@ -44,20 +44,20 @@ def test_last_blocks_train_with_readout_and_head(last):
 
 
 def test_parts_and_blocks_go_together():
-    assert all(n.startswith("blocks.2.attn.") for n in chosen(train=("attention",), last_blocks=1))
+    assert all(n.startswith("blocks.2.attn.") for n in chosen(train_parts=("attention",), last_blocks=1))
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 3])
 def test_freezing_the_first_blocks_is_training_the_last(frozen):
-    assert chosen(freeze_blocks=frozen) == chosen(last_blocks=3 - frozen)
+    assert chosen(trunk=frozen) == chosen(last_blocks=3 - frozen)
 
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"last_blocks": 4}, "has 3 blocks"),
-    ({"freeze_blocks": 4}, "`--freeze-blocks 4`: .* has 3 blocks"),
-    ({"train": ("mlp",), "freeze_blocks": 3}, "nothing would train"),
-    ({"train": ("mlp",), "last_blocks": 0}, "nothing would train"),
-    ({"train": ("embed",), "last_blocks": 2}, "nothing would train"),
+    ({"trunk": 4}, "`--trunk 4`: .* has 3 blocks"),
+    ({"train_parts": ("mlp",), "trunk": 3}, "nothing would train"),
+    ({"train_parts": ("mlp",), "last_blocks": 0}, "nothing would train"),
+    ({"train_parts": ("embed",), "last_blocks": 2}, "nothing would train"),
 ])  # fmt: skip
 def test_refusals(options, said):
     with pytest.raises(UsageError, match=said):

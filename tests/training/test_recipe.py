@@ -51,7 +51,7 @@ def test_recipes_name_known_augmentations():
 
 @pytest.mark.parametrize("name", [None, *RECIPES])
 def test_without_overrides_a_recipe_is_itself(name):
-    overrides = {"lr": None, "steps": None, "train": None, "reset_head": None}
+    overrides = {"lr": None, "steps": None, "train_parts": None, "reset_head": None}
 
     assert recipe_of(name, overrides) == (RECIPES[name] if name else Recipe())
 
@@ -74,7 +74,7 @@ def test_another_optimizer_has_its_own_rate():
 
 
 def test_parts_are_kept_in_one_order():
-    assert Recipe(train=("head", "norm")) == Recipe(train=("norm", "head"))
+    assert Recipe(train_parts=("head", "norm")) == Recipe(train_parts=("norm", "head"))
 
 
 def test_early_stopping_keeps_the_best():
@@ -102,7 +102,7 @@ def test_lists(text, names):
 
 
 @pytest.mark.parametrize("call", [
-    lambda: words("--train", "a,,b"),
+    lambda: words("--train-parts", "a,,b"),
     lambda: parse_rates("0.1,x"),
     lambda: parse_rates("nan"),
     lambda: parse_warmup("soon"),
@@ -116,8 +116,8 @@ def test_malformed_texts_are_refused(call):
     ("optimizer", "adam", "--optimizer adam"),
     ("schedule", "step", "--schedule step"),
     ("precision", "fp16", "--precision fp16"),
-    ("train", ("attention", "gates"), "--train gates"),
-    ("train", (), "nothing would train"),
+    ("train_parts", ("attention", "gates"), "--train-parts gates"),
+    ("train_parts", (), "nothing would train"),
     ("lr", (0.0,), "--lr 0"),
     ("lr", (0.1, 0.1), "repeats a learning rate"),
     ("steps", 0, "--steps 0"),
@@ -126,7 +126,7 @@ def test_malformed_texts_are_refused(call):
     ("accumulate", 0, "--accumulate 0"),
     ("early_stop", 0, "--early-stop 0"),
     ("eval_every", 0, "--eval-every 0"),
-    ("last_blocks", -1, "--last-blocks -1"),
+    ("trunk", -1, "--trunk -1"),
     ("layer_decay", 0.0, "--layer-decay 0`: must be above 0 and at most 1"),
     ("layer_decay", 1.5, "--layer-decay 1.5`: must be above 0 and at most 1"),
     ("floor", 1.5, "--min-lr-rate 1.5"),
@@ -148,17 +148,21 @@ def test_each_field_has_its_range(field, value, said):
     assert said in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("steps", "epochs"), ("ema", "swa"), ("last_blocks", "freeze_blocks")]
-)
+@pytest.mark.parametrize(("one", "other"), [("steps", "epochs"), ("ema", "swa")])
 def test_two_of_a_kind_exclude_each_other_and_replace_a_recipes(one, other):
     values = {"ema": 0.5}
     with pytest.raises(UsageError, match="exclude"):
         recipe_of(None, {one: values.get(one, 1), other: 1})
-    name = {"steps": "cifar100", "ema": "vit-finetune", "last_blocks": "cifar100"}[one]
+    name = {"steps": "cifar100", "ema": "vit-finetune"}[one]
     found = recipe_of(name, {other: 3})
     assert getattr(RECIPES[name], one)
     assert (getattr(found, one), getattr(found, other)) == (None, 3)
+
+
+def test_a_trunk_replaces_the_last_blocks_of_a_recipe():
+    found = recipe_of("cifar100", {"trunk": 3})
+    assert (found.trunk, found.last_blocks) == (3, None)
+    assert found.options()["freeze_blocks"] == 3
 
 
 @pytest.mark.parametrize("field", ["ema", "mixup", "cutmix"])
@@ -181,7 +185,7 @@ def test_means_that_cannot_be_are_refused_before_training(recipe, said, hint):
 
 def test_a_zero_head_that_does_not_train_is_refused():
     with pytest.raises(UsageError, match="--reset-head"):
-        recipe_of(None, {"reset_head": True, "train": tuple(p for p in PARTS if p != "head")})
+        recipe_of(None, {"reset_head": True, "train_parts": tuple(p for p in PARTS if p != "head")})
 
 
 @pytest.mark.parametrize(("name", "given", "options"), [
@@ -189,13 +193,12 @@ def test_a_zero_head_that_does_not_train_is_refused():
     ("cifar100", {"momentum": 0.5, "optimizer": "adamw"}, ("--momentum", "--optimizer sgd")),
     (None, {"patience_delta": 0.1}, ("--patience-delta", "--early-stop")),
     (None, {"keep_best": False, "early_stop": 2}, ("--keep-last", "--early-stop")),
-    (None, {"last_blocks": 2, "train": ("head",)}, ("--last-blocks", "--train head")),
-    (None, {"freeze_blocks": 2, "train": ("head",)}, ("--freeze-blocks", "--train head")),
-    (None, {"layer_decay": 0.5, "train": ("head",)}, ("--layer-decay", "--train head")),
+    (None, {"trunk": 2, "train_parts": ("head",)}, ("--trunk", "--train-parts head")),
+    (None, {"layer_decay": 0.5, "train_parts": ("head",)}, ("--layer-decay", "--train-parts head")),
     (None, {"floor": 0.1, "schedule": "constant"}, ("--min-lr-rate", "--schedule constant")),
     (None, {"mixup": 0.1, "batch_size": 1}, ("--mixup", "--batch-size 1")),
-    (None, {"train": ("embed", "head"), "freeze_blocks": 1}, ("--train embed", "--freeze-blocks 1")),
-    ("cifar100", {"train": ("embed", "head")}, ("--train embed", "--last-blocks 5")),
+    (None, {"train_parts": ("embed", "head"), "trunk": 1}, ("--train-parts embed", "--trunk 1")),
+    ("cifar100", {"train_parts": ("embed", "head")}, ("--train-parts embed", "--recipe cifar100")),
 ])  # fmt: skip
 def test_an_option_that_another_makes_idle_is_refused(name, given, options):
     with pytest.raises(UsageError) as caught:
@@ -209,8 +212,8 @@ def test_an_option_that_another_makes_idle_is_refused(name, given, options):
     (None, {"momentum": 0.5, "optimizer": "sgd"}),
     (None, {"patience_delta": 0.1, "early_stop": 2}),
     (None, {"keep_best": True, "early_stop": 2}),
-    ("cifar100", {"train": ("head",)}),
-    ("vit-finetune", {"schedule": "constant", "train": ("head",), "batch_size": 1}),
+    ("cifar100", {"train_parts": ("head",)}),
+    ("vit-finetune", {"schedule": "constant", "train_parts": ("head",), "batch_size": 1}),
     ("cifar100", {"optimizer": "adamw"}),
 ])  # fmt: skip
 def test_what_has_an_effect_is_not(name, given):
@@ -221,7 +224,7 @@ def test_options_without_effect_are_not_recorded():
     idle = {"momentum", "patience_delta", "floor", "last_blocks"}
 
     assert not idle & Recipe(schedule="constant").options().keys()
-    assert not idle & Recipe(schedule="constant", last_blocks=2, train=("head",)).options().keys()
+    assert not idle & Recipe(schedule="constant", last_blocks=2, train_parts=("head",)).options().keys()
     full = Recipe(optimizer="sgd", early_stop=2, last_blocks=2)
     assert idle <= full.options().keys()
 
@@ -269,7 +272,7 @@ def test_recipes_of_single_bases_are_the_papers():
             0.0,
             ("rrc", "flip"),
         )
-        assert (found.train, found.reset_head, found.keep_best, found.label_smoothing) == (
+        assert (found.train_parts, found.reset_head, found.keep_best, found.label_smoothing) == (
             PARTS,
             True,
             True,
@@ -279,7 +282,7 @@ def test_recipes_of_single_bases_are_the_papers():
     assert (cifar.lr, cifar.steps) == ((0.001, 0.003, 0.01, 0.03), 10_000)
     assert (sst2.optimizer, sst2.lr, sst2.weight_decay, sst2.clip) == ("adamw", (8e-6,), 0.01, 1.0)
     assert (sst2.warmup, sst2.schedule, sst2.epochs) == (0.1, "linear", 7)
-    assert (sst2.early_stop, sst2.patience_delta, sst2.max_length, sst2.train) == (2, 5e-4, 128, PARTS)
+    assert (sst2.early_stop, sst2.patience_delta, sst2.max_length, sst2.train_parts) == (2, 5e-4, 128, PARTS)
 
 
 def test_recipes_of_pretrained_encoders_are_those_of_their_papers():
@@ -297,11 +300,11 @@ def test_recipes_of_pretrained_encoders_are_those_of_their_papers():
     )
     for text in (bert, sentence):
         assert (text.optimizer, text.schedule, text.warmup, text.batch_size) == ("adamw", "linear", 0.1, 32)
-    assert (set(bert.lr), bert.epochs, bert.train) == ({2e-5, 3e-5, 5e-5}, 3, PARTS)
-    assert (sentence.epochs, "embed" in sentence.train) == (20, False)
+    assert (set(bert.lr), bert.epochs, bert.train_parts) == ({2e-5, 3e-5, 5e-5}, 3, PARTS)
+    assert (sentence.epochs, "embed" in sentence.train_parts) == (20, False)
 
 
 def test_what_is_new_leaves_no_trace_unasked():
-    new = {"layer_decay", "ema", "swa", "mixup", "cutmix", "drop_path", "freeze_blocks"}
+    new = {"layer_decay", "ema", "swa", "mixup", "cutmix", "drop_path", "trunk"}
 
     assert not new & Recipe().options().keys()

@@ -141,16 +141,15 @@ class MakeConfig(CommandConfig):
         ),
     )
     smallest: tuple[shared.Smallest, ...] = by_default((), shared.SMALLEST)
-    max_loss: float = setting(
-        0.01,
-        "Largest increase of the NLL on `--val` by a shared trunk, in nats.",
-        low=0.0,
-        shows_range=False,
-        metavar="NATS",
-        only_with=Constraint(
-            lambda config: config.fuses and config.hydra != PRUNED,
-            message="`--max-loss` has no effect: no trunk is merged",
-            hint="leave it out, or give several models",
+    max_nll_increase: float = by_default(
+        shared.SMALL_INCREASE,
+        replace(
+            shared.MAX_NLL_INCREASE,
+            only_with=Constraint(
+                lambda config: config.fuses and config.hydra != PRUNED,
+                message="`--max-nll-increase` has no effect: no trunk is merged",
+                hint="leave it out, or give several models",
+            ),
         ),
     )
     arch: str | None = by_default(
@@ -168,18 +167,18 @@ class MakeConfig(CommandConfig):
     out: Path = required(
         replace(
             shared.OUT,
-            help=f"Output folder for {MODEL}, {REPORT}, {PAGE}, {PLAN}, and {HYDRA} for several models.",
+            help=f"Output folder for {MODEL}, {REPORT}, {PAGE} and {PLAN}.",
             parse=Folder,
             metavar="DIR",
         )
     )
     device: str = by_default("auto", shared.DEVICE)
-    keep: Path | None = by_default(
+    save_pipeline: Path | None = by_default(
         None,
         replace(
             shared.OUT,
             help=f"File for the pipeline, also written with `--dry-run` (default: {PLAN} in DIR).",
-            option_names=("--keep",),
+            option_names=("--save-pipeline",),
             metavar="FILE",
         ),
     )
@@ -188,8 +187,11 @@ class MakeConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.keep is not None and is_stream(self.keep):
-            raise UsageError(f"`--keep {self.keep}`: must be a file", hint="`--dry-run` prints the commands")
+        if self.save_pipeline is not None and is_stream(self.save_pipeline):
+            raise UsageError(
+                f"`--save-pipeline {self.save_pipeline}`: must be a file",
+                hint="`--dry-run` prints the commands",
+            )
         for option in ("arch", "labels", "ema"):
             if getattr(self, option) and not any(from_script(model) for _, model in self.named_models):
                 raise UsageError(
@@ -289,7 +291,7 @@ class MakeConfig(CommandConfig):
                     "out": models[-1],
                 }
         on = self._options(device=None if self.device == "auto" else self.device)
-        scored = {"fit": str(self.train), "val": fitting} if self.train and fits_scores else {}
+        scored = {"train": str(self.train), "val": fitting} if self.train and fits_scores else {}
         rows = dict(zip([SINGLE] if self.hydra else [n for n, _ in self.named_models], models, strict=True))
         base, names = models[0], naming_options(self.naming)
         if names and len(models) == 1:
@@ -300,13 +302,13 @@ class MakeConfig(CommandConfig):
             yield from self._member_stages(base, fitting, {**on, **names})
         else:
             members = models
-        merging: StageOptions = {"merge-trunk": "auto", "max-loss": self.max_loss, "force-merge": True}
+        merging: StageOptions = {"val": fitting, "max-nll-increase": self.max_nll_increase}
         if self.fuses:
             yield {
                 "name": "fuse",
                 "command": "fuse",
                 "models": members,
-                **({} if self.hydra == PRUNED else merging | {"data": fitting}),
+                **(({"mlp": "merge"} if scored else {}) if self.hydra == PRUNED else merging),
                 **names,
                 "temperature": fitting,
                 **scored,
@@ -337,7 +339,7 @@ class MakeConfig(CommandConfig):
             **(
                 {"compare": [f"{ENSEMBLE}={','.join(members)}", *compared]}
                 if self.fuses
-                else {"store": self._path(CALIBRATED)}
+                else {"save-model": self._path(CALIBRATED)}
             ),
             **(fitted if self.near or self.far or not self.fuses else {"temperature": fitting}),
             **on,
@@ -361,7 +363,7 @@ class MakeConfig(CommandConfig):
                 "latency": False,
                 "bootstrap": 0,
                 **on,
-                "store": self._path(MODEL),
+                "save-model": self._path(MODEL),
                 "out": self._path(TESTED),
             }
 
@@ -421,7 +423,7 @@ class MakeConfig(CommandConfig):
                 "name": f"tune-{i}",
                 "command": "finetune",
                 "model": start,
-                "data": str(self.train),
+                "train": str(self.train),
                 "val": fitting,
                 "lr": [f"{lr:g}" for lr in recipe.lr],
                 "epochs": int(recipe.epochs or 0),
@@ -596,7 +598,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     without `--hydra`. Several models are fused into a hydra with the longest trunk that `--val` permits; the
     table then has rows for the ensemble and for each model too. `--hydra` makes the hydra of one model, and
     model.st is the hydra or the single model, by NLL and AUROC on half of `--val`. The same command, or
-    `hydractl run DIR/make.toml`, resumes an interrupted run. `--keep FILE` with `--dry-run` saves the pipeline
+    `hydractl run DIR/make.toml`, resumes an interrupted run. `--save-pipeline FILE` with `--dry-run` saves the pipeline
     for editing.
 
     Examples:
@@ -615,7 +617,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
                 f"`--val {config.val}` has no samples of {quoted(missing, most=4)}, so temperature, choice and threshold "
                 "do not cover these classes; add samples of every class of `--test`"
             )
-    plan = config.keep or config.out / PLAN
+    plan = config.save_pipeline or config.out / PLAN
     labels = _other_labels(config) if config.train else ""
     if labels and not config.hydra:
         terminal.progress().warn(
@@ -629,7 +631,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     # With a choice, the file has one of several texts after an earlier run.
     present = plan.read_bytes() if plan.is_file() else b""
     known = next((text for text in (first, *texts.values()) if text.encode() == present), first)
-    force = config.force or (config.dry_run and config.keep is None)
+    force = config.force or (config.dry_run and config.save_pipeline is None)
     read_back(plan, known, force=force)
     results: list[dict[str, object]] = []
 
@@ -640,7 +642,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
             read_back(plan, text, force=True)[-1 if last else None :],
             terminal,
             dry_run=config.dry_run,
-            keep=config.keep is not None,
+            keep=config.save_pipeline is not None,
             brief=not terminal.quiet,
             may_fail=(THRESHOLD,),
             results=results,

@@ -51,7 +51,7 @@ def show_stored(config: EvalConfig, terminal: Terminal) -> None:
 
 @command(
     "hydractl.stages.evaluate.config:EvalConfig",
-    streams=("out", "save_predictions", "store"),
+    streams=("out", "save_predictions", "save_model"),
     unchanged=show_stored,
 )
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
@@ -71,12 +71,14 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
         --temperature val/
       hydractl eval hydra.st --data test/ --keep-examples 10 -o report.json
       hydractl eval hydra.st --data val/ --threshold-for 'risk<=0.1' \
-        --store selective.st
-      hydractl eval hydra.st --data val/ --sets 0.9 --store sets.st
+        --save-model selective.st
+      hydractl eval hydra.st --data val/ --sets 0.9 --save-model sets.st
     """
     from hydractl.stages.evaluate.run import run_eval
 
-    writes = config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
+    writes = (
+        config.out or config.save_predictions or config.fail_if or config.threshold_for or config.save_model
+    )
     if terminal.quiet and not writes:
         raise UsageError(
             "`-q` prints only the paths written, but nothing is written",

@@ -117,7 +117,7 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
         -o scores.json
       hydractl score base.st --method taylor --data train/ -o scores.json
       hydractl score base.st --method random -o - | \
-        hydractl prune base.st --scores - --keep 8 -o member.st
+        hydractl prune base.st --scores - --keep-heads 8 -o member.st
     """
     from hydractl.stages.score.run import run_score
 
@@ -179,7 +179,7 @@ def _default_budget(importance: HeadImportance) -> str:
         budget_text = (
             f"{len(importance.removals)} of {counted(total, 'head')} are removed, two thirds are kept"
         )
-    return f"Default budget: {budget_text}. Set another with `--keep N`, `--remove R` or `--keep-fraction F`"
+    return f"Default budget: {budget_text}. Set another with `--keep-heads N`, `--remove R` or `--keep-fraction F`"
 
 
 @command("hydractl.stages.prune.config:PruneConfig")
@@ -190,12 +190,12 @@ def prune(config: PruneConfig, terminal: Terminal) -> None:
     candidates of `--strategy diverse`, and the members have the same bytes.
 
     Examples:
-      hydractl prune base.st --scores scores.json --keep 8 -o member.st
-      hydractl prune base.st --scores scores.json --keep 8 \
+      hydractl prune base.st --scores scores.json --keep-heads 8 -o member.st
+      hydractl prune base.st --scores scores.json --keep-heads 8 \
         --members 3 --pool 96 -o 'member-{i}.st'
-      hydractl prune base.st --scores scores.json --keep 8 \
+      hydractl prune base.st --scores scores.json --keep-heads 8 \
         --members 3 --pool 96 --strategy diverse --data val/ -o 'member-{i}.st'
-      hydractl prune base.st --strategy random --keep 8 -o member.st
+      hydractl prune base.st --strategy random --keep-heads 8 -o member.st
       hydractl prune base.st --mask mask.json -o member.st
     """
     from hydractl.stages.prune.run import run_prune
@@ -247,15 +247,15 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     written.
 
     Examples:
-      hydractl finetune base.st --data train/ --val val/ -o tuned.st
-      hydractl finetune base.st --data train/ --val val/ \
+      hydractl finetune base.st --train train/ --val val/ -o tuned.st
+      hydractl finetune base.st --train train/ --val val/ \
         --lr 1e-4 --epochs 5 --seed 1 -o tuned.st
-      hydractl finetune hydra.st --data train/ --val val/ \
+      hydractl finetune hydra.st --train train/ --val val/ \
         --teacher a.st,b.st,c.st -o tuned.st
-      hydractl finetune base.st --data train/ --val val/ \
+      hydractl finetune base.st --train train/ --val val/ \
         --recipe vit-finetune -o tuned.st
       hydractl finetune arch:vit_tiny_patch16_224 \
-        --data train/ --val val/ -o base.st
+        --train train/ --val val/ -o base.st
     """
     from hydractl.stages.finetune.run import run_finetune
 
@@ -286,14 +286,15 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     r"""Fuse members into one model with a single forward pass.
 
     Tensors that are equal in all members are stored and computed once. Different MLPs are averaged. All other
-    tensors are kept for each member. `--merge-trunk L` averages all differences before block L and none after
-    it, for members trained from the same weights. Under `torchrun`, processes share the batches.
+    tensors are kept for each member. For members trained from the same weights, `--trunk N` averages all
+    differences in the first N blocks and none after these. With `--val`, N is the largest number of blocks whose
+    average increases the NLL by at most `--max-nll-increase`. Under `torchrun`, processes share the batches.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
-      hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
-      hydractl fuse a.st b.st c.st --merge-trunk auto --data val/ -o hydra.st
-      hydractl fuse a.st b.st c.st --fit train/ --val val/ \
+      hydractl fuse a.st b.st c.st --trunk 8 -o hydra.st
+      hydractl fuse a.st b.st c.st --val val/ -o hydra.st
+      hydractl fuse a.st b.st c.st --train train/ --val val/ \
         --temperature val/ -o hydra.st
       hydractl fuse a.st b.st c.st --mlp keep -o ensemble.st
     """

@@ -75,7 +75,7 @@ def run(
       command = "finetune"
       repeat = "{members}"
       model = "base.st"
-      data = "train/"
+      train = "train/"
       val = "val/"
       seed = "{i}"
       out = "tuned-{i}.st"
@@ -435,10 +435,10 @@ def demo(
         Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Output folder.")
     ] = Path("hydractl-demo"),
     seed: Annotated[int, typer_option("seed", SEED)] = 0,
-    keep: Annotated[
+    save_pipeline: Annotated[
         Path | None,
         typer.Option(
-            "--keep",
+            "--save-pipeline",
             metavar="FILE",
             help=f"File for the pipeline, also written with `--dry-run` (default: {DEMO_PLAN} in DIR).",
         ),
@@ -468,7 +468,7 @@ def demo(
     Examples:
       hydractl demo
       hydractl demo --task pretrained
-      hydractl demo --dry-run --keep demo.toml
+      hydractl demo --dry-run --save-pipeline demo.toml
       hydractl demo --full --seed 3 -o full
     """
     terminal = Terminal(as_json=json, quiet=quiet)
@@ -489,16 +489,16 @@ def demo(
             with reporting(terminal.progress()):
                 link_encoder(out)
         return
-    plan = keep or out / DEMO_PLAN
+    plan = save_pipeline or out / DEMO_PLAN
     text = pipeline("full" if full else task, out, seed)
-    stages = read_back(plan, text, force=force or (dry_run and keep is None))
+    stages = read_back(plan, text, force=force or (dry_run and save_pipeline is None))
     run_plan(
         plan,
         text,
         stages,
         terminal,
         dry_run=dry_run,
-        keep=keep is not None,
+        keep=save_pipeline is not None,
         brief=not quiet,
         may_fail=(THRESHOLD,),
     )

@@ -38,7 +38,7 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
     Examples:
       hydractl predict hydra.st photos/ -o predictions.jsonl
       hydractl predict hydra.st a.jpg b.png
-      hydractl predict hydra.st photos/ --ood-score knn --fit train/ \
+      hydractl predict hydra.st photos/ --ood-score knn --train train/ \
         -o predictions.csv
       hydractl predict selective.st photos/ -o predictions.parquet
       hydractl predict sentiment.st reviews.csv::text=body -o predictions.csv
@@ -84,7 +84,7 @@ def export(config: ExportConfig, terminal: Terminal) -> None:
       hydractl export hydra.st --data val/ -o hydra.pt2
       hydractl export hydra.st -o hydra/
       hydractl export hydra.st --quantize int8 --data val/ \
-        --report int8.json -o int8.onnx
+        --save-report int8.json -o int8.onnx
     """
     from hydractl.stages.export.run import run_export
 

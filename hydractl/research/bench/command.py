@@ -27,10 +27,10 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
     (benchmarks/rivals.md).
 
     Examples:
-      hydractl bench base.st --data train/ --val val/ --test test/ \
+      hydractl bench base.st --train train/ --val val/ --test test/ \
         --far noise --epochs 5 -o bench/ --dry-run
-      hydractl bench base.st --data train/ --val val/ --test test/ \
-        --rivals mc,laplace --hydra hydra.st -o bench/
+      hydractl bench base.st --train train/ --val val/ --test test/ \
+        --rivals mc,laplace --hydra-model hydra.st -o bench/
     """
     from hydractl.research.bench.measure import base_of, measure
 

@@ -94,7 +94,7 @@ class BenchConfig(CommandConfig):
     COMMAND: ClassVar[str] = "bench"
 
     model: str = required(shared.MODEL)
-    data: DataRef = required(_data(f"Labelled training data: {shared.DATA_SOURCES}."))
+    train: DataRef = required(_data(f"Labelled training data: {shared.DATA_SOURCES}."))
     val: DataRef = required(_data("Labelled validation data, for training, temperatures and trunks."))
     test: DataRef = required(_data("Labelled test data, for the table."))
     near: tuple[NamedData, ...] = by_default((), OOD_SETS)
@@ -107,7 +107,7 @@ class BenchConfig(CommandConfig):
         suggestions=tuple(PLANS),
         panel=TABLE,
     )
-    hydra: str | None = setting(
+    hydra_model: str | None = setting(
         None,
         "Your hydra, as the first row (default: MODEL).",
         metavar="MODEL",
@@ -200,7 +200,7 @@ class BenchConfig(CommandConfig):
             model=self.model,
             blocks=blocks,
             heads=heads,
-            data=str(self.data),
+            data=str(self.train),
             val=str(self.val),
             test=str(self.test),
             members=self.members,
@@ -277,7 +277,7 @@ def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Ite
     """Yield the stages of the rivals in order, then the stages `table` (`eval`) and `page` (`report`)."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={row.typed}" for row in config.compare]
-    if config.hydra is not None:
+    if config.hydra_model is not None:
         compared.append(f"{model_name(config.model)}={config.model}")
     for name in names:
         yield from PLANS[name].stages(terms)
@@ -285,7 +285,7 @@ def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Ite
     yield {
         "name": TABLE_STAGE,
         "command": "eval",
-        "model": config.model if config.hydra is None else config.hydra,
+        "model": config.model if config.hydra_model is None else config.hydra_model,
         "data": terms.test,
         "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.near],
         "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.far],

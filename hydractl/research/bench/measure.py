@@ -86,14 +86,14 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
     batch = config.recipe.batch_size
 
     def training(recipe: Recipe) -> float:
-        return training_work(recipe, samples=count(config.data), validated=count(config.val))
+        return training_work(recipe, samples=count(config.train), validated=count(config.val))
 
     from_start = config.recipe
     if config.start_epochs is not None:
         from_start = replace(from_start, steps=None, epochs=config.start_epochs)
     counts = {
         TEST: count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far)),
-        TRAIN: count(config.data),
+        TRAIN: count(config.train),
         VAL: count(config.val),
     }
     if config.pairs is not None:
@@ -123,7 +123,7 @@ def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> flo
     """Return the duration of a number of training steps, or of predictions with the same computation."""
     recipe = config.recipe
     if trains:
-        return training_seconds(config.model, config.data, config.val, recipe, steps=steps, out=out)
+        return training_seconds(config.model, config.train, config.val, recipe, steps=steps, out=out)
     start_time = time.monotonic()
     run_eval(
         EvalConfig(
@@ -183,7 +183,7 @@ class _RivalChecker:
                 self._trains(stage, starts=plan.starts)
             elif stage["command"] == PruneConfig.COMMAND:
                 self._prunes(stage)
-            elif "store" in stage:
+            elif "save-model" in stage:
                 check_stores(self.base, self._classes())
         rows = [NamedModels.parse(f"{name}={models}") for name, models in plan.rows(self.terms).items()]
         for options in baselines_of(rows):
@@ -208,7 +208,7 @@ class _RivalChecker:
         method, out = stage.get("method"), str(stage["out"])
         config = FinetuneConfig(
             model=str(stage["model"]) if starts else self.terms.model,
-            data=self.config.data,
+            train=self.config.train,
             val=self.config.val,
             # the first output of a repeated stage
             out=Path(out.replace("{i}", "0") if "repeat" in stage else out),
@@ -218,7 +218,7 @@ class _RivalChecker:
         model_file = open_student(
             config.extension.reference(config.model), seed=config.seed, image_options={}
         )
-        self.sets.open(config.data, model_file)
+        self.sets.open(config.train, model_file)
         training = open_training(config, model_file.header)
         training.check_base()
         trained_names(model_file, training)

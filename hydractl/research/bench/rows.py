@@ -99,7 +99,7 @@ def tuned(
         "name": name,
         "command": "finetune",
         "model": model,
-        "data": terms.data,
+        "train": terms.data,
         "val": terms.val,
         **training,
         **({} if times is None else {"repeat": times, "seed": "{i}"}),
@@ -119,7 +119,7 @@ def _temperature(terms: SharedSettings) -> Sequence[StageOptions]:
             **terms.naming,
             "latency": False,
             "bootstrap": 0,
-            "store": terms.path("temperature.st"),
+            "save-model": terms.path("temperature.st"),
             "out": terms.path("temperature.json"),
         }
     ]
@@ -212,7 +212,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             rows=lambda terms: {f"Hydra of {terms.members}": "@hydra"},
             stages=lambda terms: [
                 tuned(terms, "copies", terms.model, times=terms.members),
-                {**_fused(terms, "hydra", "@copies"), "merge-trunk": "auto", "data": terms.val},
+                {**_fused(terms, "hydra", "@copies"), "val": terms.val},
             ],
             trainings=lambda members: members,
         ),
@@ -237,7 +237,8 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         "mimo": Rival(
             rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
             stages=lambda terms: [
-                _fused(terms, "mimo-copies", *[terms.model] * terms.members) | {"own-from": terms.blocks},
+                _fused(terms, "mimo-copies", *[terms.model] * terms.members)
+                | {"trunk": terms.blocks, "own-blocks": True},
                 tuned(terms, "mimo", "@mimo-copies", method="mimo"),
             ],
             trainings=lambda _: Mimo().repeat,  # every batch contains each image this many times

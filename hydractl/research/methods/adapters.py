@@ -188,7 +188,7 @@ class Adapter(SeededTraining):
         self.check_model()
         if not task.has_one_question:
             raise UsageError(
-                f"`--method {self.options.method}`: trains models that answer one label, but `--data {data}` has {task.labels}",
+                f"`--method {self.options.method}`: trains models that answer one label, but `--train {data}` has {task.labels}",
                 hint="leave `--method` out",
             )
 
@@ -200,9 +200,7 @@ class Adapter(SeededTraining):
         if not parametrized_names:
             raise UsageError(
                 "none of the trained layers can use the method",
-                hint=(
-                    "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method"
-                ),
+                hint=("train more layers without `--train-parts` and `--trunk`, or use another method"),
             )
         return tuple(
             sorted(self.changes(parametrized_names, {name: position_of(family, name) for name in names}))

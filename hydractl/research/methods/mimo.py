@@ -129,7 +129,7 @@ class MimoAdapter(Adapter):
         if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
             raise UsageError(
                 f"`--method mimo`: {model} is not a hydra whose members share every block and have their own classifiers",
-                hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one from a base",
+                hint=f"`hydractl fuse base.st base.st base.st --trunk {depth} --own-blocks -o copies.st` makes one from a base",
             )
 
     @override

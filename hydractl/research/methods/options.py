@@ -146,8 +146,8 @@ class Mimo(TrainingMethod):
     """MIMO: a network with an input image and a classifier per member (Havasi et al. 2021).
 
     Members of a hydra share all layers before the classifier. In training images and labels differ; in
-    prediction all members get the same image, in one pass. `fuse base.st base.st base.st --own-from L` makes
-    such a hydra from a base with L blocks.
+    prediction all members get the same image, in one pass. `fuse base.st base.st base.st --trunk L --own-blocks`
+    makes such a hydra from a base with L blocks.
     """
 
     KIND: ClassVar = "mimo"

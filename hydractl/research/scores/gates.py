@@ -214,7 +214,7 @@ def train_gates(
     if settings.trains_weights and not job.training.keeps_weights:
         progress.warn(
             "joint training also changes the weights, which are discarded, so the scores are for a model that is "
-            "not saved; save it with `--trained PATH`"
+            "not saved; save it with `--save-model PATH`"
         )
     if job.model.dtype == torch.float16:  # fp16 gradients underflow without loss scaling
         progress.warn(
@@ -333,7 +333,7 @@ class GateRun(MethodRun):
     def __init__(self, config: ScoreConfig, model_file: OpenModel) -> None:
         """Store the configuration of `score` and the base."""
         self.config, self.model_file = config, model_file
-        self.trained = next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
+        self.trained = next((e.save_model for e in config.extensions if isinstance(e, TrainedWeights)), None)
 
     @override
     def check(self, output: Output) -> None:
@@ -348,7 +348,7 @@ class GateRun(MethodRun):
             )
         if trained and (is_stream(trained) or trained.resolve() == config.out.resolve()):
             raise UsageError(
-                f"`--trained {trained}`: "
+                f"`--save-model {trained}`: "
                 f"{'is a stream' if is_stream(trained) else 'is also the output file of the scores'}",
                 hint="name another file",
             )
@@ -356,7 +356,7 @@ class GateRun(MethodRun):
             trained,
             models=[self.model_file],
             data=config.references.values(),
-            option="--trained",
+            option="--save-model",
         )
 
     @override
@@ -394,7 +394,7 @@ class GateRun(MethodRun):
 
     @override
     def publish(self, out: Path, scores: HeadImportance, ranking: Ranking, output: Output) -> HeadImportance:
-        """Write the head importance, and with `--trained` also the trained weights.
+        """Write the head importance, and with `--save-model` also the trained weights.
 
         The importance file then refers to the trained weights as its model.
 

@@ -29,7 +29,7 @@ def score_headmap(job: ScoreJob) -> Ranking:
     mean cross-entropy with C and h masked. The `keep` heads of the layer with the largest loss_h join C. Ties
     go to higher heads, because lower heads are removed first in all methods.
 
-    The importance is loss_h minus the loss with only C masked, so `prune --keep n --per-layer` keeps exactly
+    The importance is loss_h minus the loss with only C masked, so `prune --keep-heads n --per-layer` keeps exactly
     C. It can be compared within a layer but not between layers, since deeper layers are scored with more
     masked heads.
 

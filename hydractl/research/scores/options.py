@@ -155,7 +155,8 @@ class DspSettings(GateSettings):
     )
     temperature: float | None = setting(
         None,
-        "dsp: initial temperature; falls to 1e-8 (default: 1000).",
+        "dsp: initial temperature of the gates; falls to 1e-8 (default: 1000).",
+        option_names=("--gate-temperature",),
         above=0.0,
         finite=True,
         metavar="T",
@@ -194,7 +195,7 @@ class DspSettings(GateSettings):
 class TrainedWeights(Extension):
     """Option of `score` for the weights that joint training changes."""
 
-    trained: Path | None = setting(
+    save_model: Path | None = setting(
         None,
         "Write the weights trained by `--training joint` to PATH; scores are of this base.",
         metavar="PATH",
@@ -207,9 +208,9 @@ class TrainedWeights(Extension):
     @override
     def check_config(self, config: Any) -> None:
         learns = isinstance(config.settings, GateSettings)
-        if self.trained is not None and not (learns and config.settings.trains_weights):
+        if self.save_model is not None and not (learns and config.settings.trains_weights):
             raise UsageError(
-                f"`--trained {self.trained}`: no weights are trained by `--method {config.method}`"
+                f"`--save-model {self.save_model}`: no weights are trained by `--method {config.method}`"
                 + (" and `--training pipelined`" if learns else ""),
                 hint="add `--training joint`" if learns else "it applies to `--method l0` and `--method dsp`",
             )

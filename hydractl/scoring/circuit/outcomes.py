@@ -204,7 +204,7 @@ def density_inputs(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]
 
 
 def with_density(outcomes: Outcomes) -> Outcomes:
-    """Return outcomes with the OOD score `energy+density`, fitted for each candidate like `fuse --fit --val`.
+    """Return outcomes with the OOD score `energy+density`, fitted for each candidate like `fuse --train --val`.
 
     The density is fitted on a half of the ID data, then standardized on the other half and applied to the
     other half; then the halves are exchanged. OOD samples get the mean of both scores.

@@ -177,14 +177,14 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             shows_default=False,
         ),
     )
-    fit: DataRef | None = by_default(
+    train: DataRef | None = by_default(
         None,
         replace(
-            shared.FIT,
+            shared.TRAIN,
             panel=shared.OOD,
             needs=Constraint(
                 lambda config: config.val is not None or ood_scores.ENERGY_DENSITY not in config.scores,
-                message=f"`--fit`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
+                message=f"`--train`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
                 hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
             ),
             only_with=Constraint(
@@ -215,7 +215,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         None,
         f"Held-out ID data for `--ood-val` and to standardize `{ood_scores.ENERGY_DENSITY}`.",
         only_with=Constraint(
-            "reads_val", option="ood_val", why="nor is `--fit`", hint="leave it out, or add `--fit TRAIN`"
+            "reads_val", option="ood_val", why="nor is `--train`", hint="leave it out, or add `--train TRAIN`"
         ),
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
@@ -236,8 +236,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"OOD scores, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if models store them: "
-        f"{', '.join(ood_scores.FITTED)}. Default: {ood_scores.MSP}, and {ood_scores.ENERGY_DENSITY} if stored, or with `--fit` and `--val`.",
+        f"OOD scores, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--train`, or if models store them: "
+        f"{', '.join(ood_scores.FITTED)}. Default: {ood_scores.MSP}, and {ood_scores.ENERGY_DENSITY} if stored, or with `--train` and `--val`.",
         parse=lambda text: tuple(map(ood_scores.parse_score, text.split(","))),
         suggestions=ood_scores.EVERY,
         metavar="SCORE,...",
@@ -273,10 +273,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     delta: float | None = by_default(None, threshold.CHANCE)
     label_thresholds: bool = flag(threshold.LABEL_THRESHOLDS)
     set_options: SetOptions = by_default(NO_SETS, SET_OPTIONS)
-    store: Path | None = by_default(
+    save_model: Path | None = by_default(
         None,
         replace(
-            threshold.STORE,
+            threshold.SAVE_MODEL,
             needs=Constraint(
                 lambda config: (
                     config.label_thresholds
@@ -285,12 +285,12 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
                         config.keep_known,
                         config.set_options.sets,
                         config.temperature,
-                        config.fit,
+                        config.train,
                     }
                     != {None}
                 ),
-                message="`--store`: the command fits nothing to store",
-                hint=f"add `{threshold.THRESHOLD_OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+                message="`--save-model`: the command fits nothing to store",
+                hint=f"add `{threshold.THRESHOLD_OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--train TRAIN --val VAL`",
             ),
         ),
     )
@@ -342,9 +342,9 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
         refuse_shared_input(*(model for row in self.rows for model in row.models))
-        written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
+        written = [path for path in (self.out, self.save_predictions, self.save_model) if path is not None]
         if len({*written}) < len(written):
-            names = "`-o`" if self.store is None else "`-o`, `--store`"
+            names = "`-o`" if self.save_model is None else "`-o`, `--save-model`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
         ood_scores.check_scores(self.scores)
         if len({*self.scores}) < len(self.scores):
@@ -372,19 +372,19 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def scores(self) -> tuple[str, ...]:
         """OOD scores. Metrics of the first score have no suffix."""
         return self.ood_score or (
-            (ood_scores.MSP,) if self.fit is None else (ood_scores.MSP, ood_scores.ENERGY_DENSITY)
+            (ood_scores.MSP,) if self.train is None else (ood_scores.MSP, ood_scores.ENERGY_DENSITY)
         )
 
     @property
     def uses_scores(self) -> bool:
-        """Whether a metric, a threshold or `--store` needs OOD scores."""
-        fits = self.threshold_for or self.keep_known or (self.store and self.fit)
+        """Whether a metric, a threshold or `--save-model` needs OOD scores."""
+        fits = self.threshold_for or self.keep_known or (self.save_model and self.train)
         return bool(fits or needing(self.chosen, MetricNeeds.OOD))
 
     @property
     def standardized_on(self) -> DataRef | None:
         """Held-out data for standardizing `energy+density`; None if the score is not fitted."""
-        return self.val if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores else None
+        return self.val if self.train is not None and ood_scores.ENERGY_DENSITY in self.scores else None
 
     @property
     def reads_val(self) -> bool:
@@ -446,7 +446,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def others(self) -> tuple[DataRef | None, ...]:
         """All data sets except `data`; None for options that are not given."""
-        return (*(d.ref for d in self.ood + self.ood_val), self.temperature_data, self.fit, self.val)
+        return (*(d.ref for d in self.ood + self.ood_val), self.temperature_data, self.train, self.val)
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:

@@ -90,7 +90,7 @@ class EvalReport:
         """
         config, row, checks = self.config, self.document.rows[0], self.document.checks
         if row.threshold is not None and row.threshold.below is None:
-            stored = f"; {config.store} stores this for `predict`" if config.store else ""
+            stored = f"; {config.save_model} stores this for `predict`" if config.save_model else ""
             least = fewest(row.threshold.risk, config.chance)
             raise CheckFailed(
                 f"`{THRESHOLD_OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
@@ -117,7 +117,7 @@ class Results:
         predictions: Predictions by row and data set, for `--save-predictions`.
         examples: Inputs of the first row with wrong predictions or disagreement of members; None if not
             collected.
-        scores: OOD scores fitted for the first model, for `--store`; None if not needed.
+        scores: OOD scores fitted for the first model, for `--save-model`; None if not needed.
         loaded: Models of all rows if latency is measured, else empty.
     """
 
@@ -144,11 +144,11 @@ def run_eval(config: EvalConfig) -> EvalReport:
         Interrupted: If another process of the run ended unexpectedly.
     """
     device = answering_device(config.device)
-    paths = [path for path in (config.save_predictions, config.out, config.store) if path is not None]
+    paths = [path for path in (config.save_predictions, config.out, config.save_model) if path is not None]
     with (
         start_team(device) as team,
         Output.claim(
-            config, [config.out, config.save_predictions, config.store], writes=team.leads
+            config, [config.out, config.save_predictions, config.save_model], writes=team.leads
         ) as output,
     ):
         original, model_files = config, _open_models(config, output)
@@ -202,7 +202,7 @@ def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], output: Outp
             ],
             option=option,
         )
-    output.check(config.store, models=models, option="--store", folders=True)
+    output.check(config.save_model, models=models, option="--save-model", folders=True)
 
 
 def _check_task(config: EvalConfig, first: OpenModel) -> None:
@@ -218,7 +218,7 @@ def _check_task(config: EvalConfig, first: OpenModel) -> None:
             hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
         )
     options = {
-        "--fit": config.fit is not None,
+        "--train": config.train is not None,
         f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
         "--keep-examples": config.keep_examples > 0,
         "--sets": config.set_options.sets is not None,
@@ -228,7 +228,7 @@ def _check_task(config: EvalConfig, first: OpenModel) -> None:
 
 def _with_default_score(config: EvalConfig, model_files: Sequence[Sequence[OpenModel]]) -> EvalConfig:
     """Add `energy+density` to the OOD scores if no scores are given and all models store it."""
-    is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
+    is_settled = config.ood_score is not None or config.train is not None or config.naming != NOTHING_NAMED
     derived = any(row.is_derived for row in config.rows)
     all_store = all(
         default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(model_files)
@@ -237,7 +237,7 @@ def _with_default_score(config: EvalConfig, model_files: Sequence[Sequence[OpenM
         return replace(config, ood_score=(MSP, ENERGY_DENSITY))
     has_one_question = model_files[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and config.ood_score is None and config.ood and has_one_question:
-        progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
+        progress.step(f"the only OOD score is `{MSP}`; `--train TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     return config
 
 
@@ -250,7 +250,7 @@ def _open_data(
 ) -> Evaluation:
     """Open the data. Check that data, models and options fit together before a model is loaded."""
     first, models = model_files[0][0], [*chain.from_iterable(model_files)]
-    stored_scores = config.fitted if config.fit is None else ()
+    stored_scores = config.fitted if config.train is None else ()
     explicit = config.chosen if config.metrics else ()
     check_fitted_scores(stored_scores, model_files)
     check_training_is_recorded(config.rows, model_files, config.metrics or (), config.fail_if)
@@ -266,7 +266,7 @@ def _open_data(
         ID_NAME: config.data,
         **{d.name: d.ref for d in config.ood + config.ood_val},
         TEMPERATURE: config.temperature_data,
-        FIT: config.fit,
+        FIT: config.train,
         VAL: config.val,
     }
     preprocess = first.header.preprocess
@@ -288,7 +288,7 @@ def _open_data(
         batch_size=config.batch_size,
     )
     # use the disk of the first output file, because it needs space for the outputs anyway
-    written = filter(None, (config.out, config.save_predictions, config.store))
+    written = filter(None, (config.out, config.save_predictions, config.save_model))
     file = next((path for path in written if not is_stream(path)), None)
     run = Evaluation(
         named=config.rows,
@@ -318,7 +318,7 @@ def _open_data(
     caveats.check_validation_is_not_test(run.measurement, data.identities)
     if config.set_options.rule:
         caveats.check_set_sample_count(config.set_options.rule, data.labels, data.class_names)
-    if config.store:
+    if config.save_model:
         check_stores(first, data.classes)
     check_fitted_scores(stored_scores, model_files, data.classes)
     return run
@@ -390,7 +390,7 @@ def _measure_row(
             )
     if not results.rows:
         results.first = numbers
-        results.scores = predictors[0].scores if config.store and config.fit else None
+        results.scores = predictors[0].scores if config.save_model and config.train else None
     results.rows.append(row)
     if config.save_predictions is not None:
         results.predictions[named.name] = predictions
@@ -436,7 +436,7 @@ def _row(
         stored_scores=tuple(
             StoredScores(data=model.header.fitted.data)
             for model in model_files
-            if config.fit is None and config.fitted and model.header.fitted is not None
+            if config.train is None and config.fitted and model.header.fitted is not None
         ),
         sets=_sets(config, run, loaded),
     )
@@ -563,11 +563,11 @@ def _write(
         output: Outputs of the command.
     """
     model_file, header = run.model_files[0][0], run.model_files[0][0].header
-    if original.store is not None:
+    if original.save_model is not None:
         header = _header_of_copy(original, run, results)
     with output.publish() as begin:
-        if original.store is not None:
-            write_copy(begin(original.store, header), model_file.checkpoint, header, results.scores)
+        if original.save_model is not None:
+            write_copy(begin(original.save_model, header), model_file.checkpoint, header, results.scores)
         if original.save_predictions is not None:
             write_predictions(
                 begin(original.save_predictions),
@@ -580,13 +580,13 @@ def _write(
 
 
 def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:
-    """Return the header of the copy for `--store`. `config` has the options as the user gave them."""
+    """Return the header of the copy for `--save-model`. `config` has the options as the user gave them."""
     model_file, row, data = run.model_files[0][0], results.rows[0], run.data.identities
     # `sources_of_stored` reads the inputs of the step in this order.
     roles = (
         ID_NAME,
         *(TEMPERATURE,) * (config.temperature_data is not None),
-        *(FIT,) * (config.fit is not None),
+        *(FIT,) * (config.train is not None),
         *(VAL,) * (config.standardized_on is not None),
     )
     inputs = [data[role].as_input() for role in roles]
@@ -597,7 +597,7 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
         options={
             **_fitting_options(config),
             "ood_score": next((test.score for test in (row.known_test, row.threshold) if test), None),
-            "fitted": config.fitted if config.fit is not None else None,
+            "fitted": config.fitted if config.train is not None else None,
             "max_length": config.max_length,
         },
         inputs=[model_file.as_input(), *inputs],

@@ -79,7 +79,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
         only_with=TO_FILE,
         metavar="X",
     )
-    report: Path | None = setting(
+    save_report: Path | None = setting(
         None,
         "Write a report of the measurement on `--data`, as `eval` does.",
         metavar="PATH",

@@ -90,7 +90,7 @@ def run_export(config: ExportConfig) -> ExportReport:
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with Output.claim(config, [config.out, config.report]) as output:
+    with Output.claim(config, [config.out, config.save_report]) as output:
         model_file = open_reader(
             config.model, arch=config.arch, seed=config.seed, reads_data=config.data is not None
         )
@@ -149,8 +149,8 @@ def run_export(config: ExportConfig) -> ExportReport:
             score=source.module.with_score.score,
         )
         written = {config.out: content, config.script: script_text}
-        if config.report is not None and report is not None:
-            written[config.report] = report.to_json().encode()
+        if config.save_report is not None and report is not None:
+            written[config.save_report] = report.to_json().encode()
         _publish(config, model_file, written, output)
         answers = program(source.example)
         return ExportReport(
@@ -215,7 +215,7 @@ def _export_folder(config: ExportConfig) -> ExportReport:
 
 def _check(config: ExportConfig, model_file: OpenModel, output: Output) -> None:
     """Check that outputs can be written, and that the model can take pixels if required."""
-    for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
+    for path, option in ((config.out, "-o"), (config.script, "-o"), (config.save_report, "--save-report")):
         output.check(
             path,
             models=[model_file],

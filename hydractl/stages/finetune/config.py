@@ -59,7 +59,7 @@ class FinetuneConfig(CommandConfig):
 
     model: str = required(shared.MODEL)
     """A backbone, a base, a member or a hydra. `arch:NAME` trains from random weights."""
-    data: DataRef = required(
+    train: DataRef = required(
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",
             metavar=shared.DATA_METAVAR,

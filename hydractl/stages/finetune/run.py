@@ -210,13 +210,13 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
         image_options=config.images.options(),
     )
     teachers = open_teachers(config.teacher)
-    data = [config.data, config.val]
+    data = [config.train, config.val]
     output.check(*config.outputs(), models=[model_file, *teachers], data=data, folders=True)
     check_readable_by(model_file.header.preprocess, model=config.model)
     warn_assumed(model_file)
     open_set = partial(open_items, workers=config.num_workers, skip_bad=config.skip_bad)
-    dataset = open_set(config.data, model_file.header.preprocess)
-    check_training_labels(dataset, "--data")
+    dataset = open_set(config.train, model_file.header.preprocess)
+    check_training_labels(dataset, "--train")
     preprocess = run_preprocessing(
         model_file, recipe, recipe_name=config.recipe_name, max_length=config.max_length
     )

@@ -30,20 +30,16 @@ from hydractl.settings import (
 from hydractl.stages import options as shared
 
 AUTO, MERGING, MEASURING = shared.AUTO, "Merging", "Calibration and measurement"
-MERGES_NOTHING = "`--force-merge` has no effect, because nothing is averaged"
-OWNED, OWN_FEWER = (
-    "members have their own copy of every block",
-    "leave one of them out, or copy fewer blocks: `--own-from L`",
-)
+MERGES_NOTHING = "`--force-merge` has no effect, because nothing is averaged, or the trunk is chosen on data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring(shared.WithTemperature, CheckedSettings):
     """Data for measurement and calibration of the hydra, and settings for running models."""
 
-    data: DataRef | None = setting(
+    val: DataRef | None = setting(
         None,
-        f"Measure the effect of merging on labelled data: {shared.DATA_SOURCES}.",
+        "Labelled held-out data: choose the trunk, measure the effect of merging, and standardize the OOD score.",
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=MEASURING,
@@ -57,23 +53,14 @@ class Measuring(shared.WithTemperature, CheckedSettings):
             panel=MEASURING,
         ),
     )
-    fit: DataRef | None = by_default(
+    train: DataRef | None = by_default(
         None,
         replace(
-            shared.FIT,
+            shared.TRAIN,
             help=f"Fit the OOD score `{ENERGY_DENSITY}` on labelled training data and store it, for `predict`.",
             panel=MEASURING,
             needs=Constraint("val", why=f"`{ENERGY_DENSITY}` needs held-out ID data to standardize it"),
         ),
-    )
-    val: DataRef | None = setting(
-        None,
-        "Held-out ID data to standardize the OOD score on, apart from `--fit`.",
-        parse=DataRef.parse,
-        metavar=shared.DATA_METAVAR,
-        panel=MEASURING,
-        role=Role.DATA,
-        only_with="fit",
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(
@@ -100,20 +87,20 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         if preprocess and not measuring.refs:
             raise UsageError(
                 f"{' and '.join(preprocess)}: no effect, because no model runs on data",
-                hint="add `--data DATA`, `--temperature DATA` or `--fit TRAIN --val VAL`, or leave it out",
+                hint="add `--val DATA` or `--temperature DATA`, or leave it out",
             )
         return measuring
 
     @property
     def labelled(self) -> dict[str, DataRef]:
         """Labelled data for measurement and calibration, by option."""
-        named = {"--data": self.data, "--temperature": self.temperature_data}
+        named = {"--val": self.val, "--temperature": self.temperature_data}
         return {option: ref for option, ref in named.items() if ref is not None}
 
     @property
     def refs(self) -> tuple[DataRef, ...]:
         """All data on which models run."""
-        return (*self.labelled.values(), *(ref for ref in (self.fit, self.val) if ref is not None))
+        return (*self.labelled.values(), *(() if self.train is None else (self.train,)))
 
 
 NOT_MEASURED = Measuring()
@@ -138,73 +125,67 @@ class FuseConfig(CommandConfig):
     out: Path = required(shared.OUT_MODEL)
     mlp: Literal["merge", "keep"] | None = setting(
         None,
-        "Average MLPs that differ, or keep those of each member (default: merge; with `--merge-trunk`: keep).",
+        "Average MLPs that differ, or keep those of each member (default: merge; with `--trunk` or `--val`: keep).",
         panel=MERGING,
         choices=("merge", "keep"),
-        excludes=Constraint("own_from", (0,), for_values=("merge",), why=OWNED, hint=OWN_FEWER),
+        excludes=Constraint("own_blocks", why="members have their own copies of the other MLPs"),
     )
     """`merge` is the method of the paper."""
-    merge_trunk: int | str | None = setting(
+    trunk: int | str | None = setting(
         None,
-        "Average all that differs before block L, which then runs once; auto finds the largest L on `--data`.",
+        "Average all differences in the first N blocks, which then run once. auto, the default with `--val` and without "
+        "`--mlp`: the largest N within `--max-nll-increase`.",
         panel=MERGING,
         parse=partial(
-            shared.count_or_auto,
-            "--merge-trunk",
-            of="blocks",
-            hint="`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
+            shared.count_or_auto, "--trunk", of="blocks", hint="`--trunk 8`, or `--trunk auto --val val/`"
         ),
         low=0,
         shows_range=False,
-        metavar="L|auto",
+        metavar="N|auto",
         needs=Constraint(
-            "measuring.data",
+            "measuring.val",
             for_values=(AUTO,),
-            why="it measures the cost of merging",
-            hint="add `--data DATA` with labelled held-out data",
+            why="it measures the effect of merging",
+            hint="add `--val DATA` with labelled held-out data",
         ),
-        excludes=Constraint("own_from", (0,), for_values=(AUTO,), why=OWNED, hint=OWN_FEWER),
     )
     """Number of merged blocks; 0 averages nothing. Models with several towers merge this number of blocks in
     each tower, or all blocks of a shorter tower."""
-    max_loss: float | None = setting(
-        None,
-        "Highest cost of `--merge-trunk auto`, in nats of NLL (default: 0).",
-        panel=MERGING,
-        low=0.0,
-        shows_range=False,
-        metavar="NATS",
-        only_with=Constraint("merge_trunk", (AUTO,)),
+    max_nll_increase: float = by_default(
+        shared.SMALL_INCREASE,
+        replace(
+            shared.MAX_NLL_INCREASE,
+            panel=MERGING,
+            only_with=Constraint(
+                "auto",
+                message="`--max-nll-increase` has no effect: the trunk is not chosen",
+                hint="leave it out, or add `--val DATA` and leave `--trunk` and `--mlp` out",
+            ),
+        ),
     )
-    """The cost is the NLL of the hydra minus the NLL of the members' ensemble. With a fitted temperature,
+    """The increase is the NLL of the hydra minus the NLL of the members' ensemble. With a fitted temperature,
     each has its own. Otherwise, both use the given or stored temperature."""
+    own_blocks: bool = flag(
+        Setting(
+            "Copy all blocks after `--trunk` for each member, even equal blocks, to train the hydra further.",
+            panel=MERGING,
+            needs=Constraint(
+                lambda config: isinstance(config.trunk, int),
+                message="`--own-blocks` needs the number of blocks before them",
+                hint="add `--trunk N`",
+            ),
+        )
+    )
     force_merge: bool = flag(
         Setting(
             "Average members even if their lineage does not show a common base.",
             panel=MERGING,
             only_with=Constraint(
-                lambda config: config.merges or config.own_from == 0,
+                lambda config: config.merges and not config.auto,
                 message=MERGES_NOTHING,
-                hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
+                hint="add `--trunk N` or `--mlp merge`, or leave it out",
             ),
-            excludes=Constraint("own_from", (0,), message=MERGES_NOTHING, hint="leave it out"),
         )
-    )
-    own_from: int | None = setting(
-        None,
-        "Copy block L and all that follows for each member even if equal, to train the hydra further.",
-        panel=MERGING,
-        low=0,
-        shows_range=False,
-        metavar="L",
-        excludes=Constraint(
-            lambda config: (
-                isinstance(config.merge_trunk, int) and (config.own_from or 0) < config.merge_trunk
-            ),
-            message="`--own-from {config.own_from}`: members cannot have their own copy of blocks that "
-            "`--merge-trunk {config.merge_trunk}` averages",
-            hint="add `--own-from {config.merge_trunk}`, or a lower `--merge-trunk`",
-        ),
     )
     measuring: Measuring = by_default(NOT_MEASURED, OptionGroup(Measuring.parse, Option.of(Measuring)))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
@@ -224,15 +205,17 @@ class FuseConfig(CommandConfig):
 
     @property
     def auto(self) -> bool:
-        """Whether the merged trunk is selected on data."""
-        return self.merge_trunk == AUTO
+        """Whether the trunk is chosen on data."""
+        if self.trunk is None:
+            return self.measuring.val is not None and self.mlp is None
+        return self.trunk == AUTO
 
     @property
     def mlps(self) -> Literal["merge", "keep"]:
         """Whether MLPs that differ are averaged (`merge`) or stored for each member (`keep`)."""
-        return self.mlp or ("merge" if self.merge_trunk is None else "keep")
+        return self.mlp or ("merge" if self.trunk is None and not self.auto else "keep")
 
     @property
     def merges(self) -> bool:
         """Whether different tensors may be averaged."""
-        return self.own_from != 0 and (self.mlps == "merge" or bool(self.merge_trunk))
+        return self.mlps == "merge" or self.auto or bool(self.trunk)

@@ -15,9 +15,9 @@ from hydractl.families.registry import expected_specs
 from hydractl.fusion.build import Gap, verify
 from hydractl.fusion.members import (
     check_members,
-    check_merge_trunk,
     check_one_start,
-    check_own_from,
+    check_own_blocks,
+    check_trunk,
     common_temperature,
     largest_trunk,
     warn_of_copies,
@@ -34,6 +34,7 @@ from hydractl.prediction.run_models import Execution
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step
+from hydractl.stages import options as shared
 from hydractl.stages.fuse.config import FuseConfig
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
@@ -87,8 +88,8 @@ class Contents:
         fusion: Source of the fused tensors.
         temperature: Temperature to store.
         measured: Effect of merging; None without data to measure on.
-        scores: Tensors of the OOD score; None without `--fit`.
-        fitted: Header entry of the OOD score; None without `--fit`.
+        scores: Tensors of the OOD score; None without `--train`.
+        fitted: Header entry of the OOD score; None without `--train`.
         sources: Provenance entries of the data sets.
     """
 
@@ -126,7 +127,7 @@ def run_fuse(config: FuseConfig) -> FuseReport:
         members: Sequence[OpenModel] = [open_model(model) for model in config.models]
         files = [config.naming.file]
         output.check(config.out, models=members, data=measuring.refs, files=files, folders=True)
-        merge_trunk = _check(config, members)
+        trunk = _check(config, members)
         warn_refusing(members)
         temperature = (
             Temperature(measuring.given_temperature or 1.0)
@@ -139,7 +140,7 @@ def run_fuse(config: FuseConfig) -> FuseReport:
         # The header contains the digests of the members. A file is written during hashing and gets its final
         # header at the end. A stream is written after hashing, because its header comes first.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = _plan(config, members, merge_trunk)
+        fusion = _plan(config, members, trunk)
         contents = _measure(config, fusion, temperature, evaluator, fitter)
         _warn_of_no_effect(config, contents.fusion)
         if config.verify or is_stream(config.out):
@@ -162,13 +163,14 @@ def _check(config: FuseConfig, members: Sequence[OpenModel]) -> int:
     first = members[0]
     if not config.verify:  # verification checks the tensors of all members
         check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
-    if config.own_from is not None:
-        check_own_from(first, config.own_from)
-    merge_trunk = largest_trunk(members, config.own_from) if config.auto else int(config.merge_trunk or 0)
-    check_merge_trunk(members, merge_trunk)
-    if config.merges and not config.force_merge:
+    if config.own_blocks:
+        check_own_blocks(first)
+    trunk = largest_trunk(members) if config.auto else int(config.trunk or 0)
+    check_trunk(members, trunk)
+    # `choose` measures the loss of an average, so members of different bases get no trunk.
+    if config.merges and not (config.force_merge or config.auto):
         check_one_start(members)
-    return merge_trunk
+    return trunk
 
 
 def _with_classes(members: Sequence[OpenModel], naming: Naming) -> Sequence[OpenModel]:
@@ -199,17 +201,18 @@ def _open_data(
     if measuring.labelled:
         evaluator = MergeEvaluator(members, measuring.labelled, execution)
         members = evaluator.members
-    if measuring.fit is not None and measuring.val is not None:
-        fitter = DensityFitter.open(members[0], measuring.fit, measuring.val, execution)
+    if measuring.train is not None and measuring.val is not None:
+        fitter = DensityFitter.open(members[0], measuring.train, measuring.val, execution)
     return evaluator, fitter
 
 
-def _plan(config: FuseConfig, members: Sequence[OpenModel], merge_trunk: int) -> Fusion:
+def _plan(config: FuseConfig, members: Sequence[OpenModel], trunk: int) -> Fusion:
     """Determine the fate of each tensor. Check that all weights are finite."""
     progress.step(f"Comparing {counted(len(members), 'member')}")
-    if config.auto and not merge_trunk:
+    if config.auto and not trunk:
         progress.warn("members keep different heads in block 0, so no block is merged")
-    fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
+    own_from = trunk if config.own_blocks else None
+    fusion = Fusion(members, mlp=config.mlps, merge_trunk=trunk, own_from=own_from)
     check_finite_weights(members[0])
     for member in members[1:]:  # equal tensors were already checked in the first member
         check_finite_weights(member, [name for name, identical in fusion.same.items() if not identical])
@@ -229,10 +232,10 @@ def _measure(
     """
     measuring, measured = config.measuring, None
     fit_on = measuring.temperature_data
-    if evaluator is not None and measuring.data is not None:
-        max_loss = (config.max_loss or 0.0) if config.auto else None
+    if evaluator is not None and measuring.val is not None:
+        limit = config.max_nll_increase if config.auto else None
         fusion, temperature, measured = evaluator.choose(
-            fusion, measuring.data, fit_on or temperature, max_loss=max_loss
+            fusion, measuring.val, fit_on or temperature, max_nll_increase=limit
         )
     elif evaluator is not None and fit_on is not None:
         temperature = evaluator.temperature_of(fusion, fit_on)
@@ -245,28 +248,29 @@ def _measure(
     if fitter is None:
         return contents
     scores, fitted = fitter.fit(fusion, temperature)
-    return replace(contents, scores=scores, fitted=fitted, sources=(*contents.sources, *fitter.sources))
+    # `--val` is a source of both.
+    sources = {source.sha256: source for source in (*contents.sources, *fitter.sources)}
+    return replace(contents, scores=scores, fitted=fitted, sources=(*sources.values(),))
 
 
 def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
     """Warn about options without an effect on these members."""
     if reason := fusion.sameness:
         progress.warn(reason)
-    elif config.merge_trunk == 0 and config.mlp is None:
+    elif config.trunk == 0 and config.mlp is None and not config.own_blocks:
         progress.warn(
-            "`--merge-trunk 0` averages nothing, not even MLPs: every tensor that differs is stored "
+            "`--trunk 0` averages nothing, not even MLPs: every tensor that differs is stored "
             "for each member; leave it out or add `--mlp merge` to average MLPs"
         )
-    elif config.merge_trunk and not config.auto and not fusion.averages:
+    elif config.trunk and not (config.auto or config.own_blocks or fusion.averages):
         progress.warn(
-            f"`--merge-trunk {config.merge_trunk}` averages nothing, because members are equal before that block"
+            f"`--trunk {config.trunk}` averages nothing, because members are equal before that block"
         )
     elif config.mlp == "merge" and not fusion.averages:
-        before = "" if config.own_from is None else f" before block {config.own_from}"
-        progress.warn(f"`--mlp merge` averages nothing, because MLPs are equal{before}")
+        progress.warn("`--mlp merge` averages nothing, because MLPs are equal")
     if fusion.own_from is not None and not fusion.separates_equal:
         progress.warn(
-            f"`--own-from {fusion.own_from}` has no effect: all tensors from that block on differ between members anyway"
+            "`--own-blocks` has no effect: all tensors after the trunk differ between members anyway"
         )
 
 
@@ -278,9 +282,9 @@ def _header(config: FuseConfig, contents: Contents, *, digest: str | None = None
         family=fusion.family,
         options={
             "mlp": config.mlps,
-            "merge_trunk": config.merge_trunk,
-            "own_from": config.own_from,
-            "max_loss": config.max_loss,
+            "merge_trunk": shared.AUTO if config.auto else config.trunk,
+            "own_from": fusion.own_from,
+            "max_loss": config.max_nll_increase if config.auto else None,
             "temperature": measuring.given_temperature,
             "fitted": None if contents.fitted is None else contents.fitted.scores,
             "max_length": measuring.max_length,

@@ -87,17 +87,17 @@ class PredictConfig(CommandConfig):
     """A model with fewer classes lists all classes."""
     ood_score: str | None = setting(
         None,
-        f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
+        f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--train`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
         f"Default: {ood_scores.ENERGY_DENSITY} if stored, else {ood_scores.MSP}.",
         panel=shared.OOD,
         metavar="SCORE",
         parse=ood_scores.parse_score,
         suggestions=ood_scores.EVERY,
     )
-    fit: DataRef | None = by_default(
+    train: DataRef | None = by_default(
         None,
         replace(
-            shared.FIT,
+            shared.TRAIN,
             panel=shared.OOD,
             excludes=(
                 Constraint(
@@ -111,8 +111,8 @@ class PredictConfig(CommandConfig):
                     (ood_scores.ENERGY_DENSITY,),
                     why="that score also needs held-out data",
                     hint=(
-                        f"use `{ood_scores.RELATIVE}`, or store it first: `hydractl eval ... --fit "
-                        "TRAIN --val VAL --store PATH`"
+                        f"use `{ood_scores.RELATIVE}`, or store it first: `hydractl eval ... --train "
+                        "TRAIN --val VAL --save-model PATH`"
                     ),
                 ),
             ),

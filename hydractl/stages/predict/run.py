@@ -236,7 +236,7 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
             f"{model_file.reference}: `{ACCEPTED}` is null: {tests.threshold.summary}"
             if tests.threshold
             else f"{model_file.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
-            f"{shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+            f"{shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --save-model PATH` stores one"
         )
         (progress.warn if tests.threshold else progress.step)(reason)
     formatter = LineFormatter(
@@ -253,7 +253,7 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
-    """Check that a feature-based OOD score is fitted exactly once: in the checkpoint or with `--fit`."""
+    """Check that a feature-based OOD score is fitted exactly once: in the checkpoint or with `--train`."""
     task = header.architecture.task
     if is_fitted(score) and not task.has_one_question:
         raise UsageError(
@@ -261,24 +261,24 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
             hint="use an OOD score of logits, such as `--ood-score energy`",
         )
     is_stored = score in (header.fitted.scores if header.fitted else ())
-    if not is_fitted(score) and config.fit is not None:
+    if not is_fitted(score) and config.train is not None:
         raise UsageError(
-            f"`--fit` has no effect: the OOD score `{score}` is not feature-based",
+            f"`--train` has no effect: the OOD score `{score}` is not feature-based",
             hint=f"leave it out, or add `--ood-score {RELATIVE}`",
         )
-    if is_stored and config.fit is not None:
+    if is_stored and config.train is not None:
         raise UsageError(
-            f"`--fit`: {name} already stores a fitted `{score}`",
-            hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
+            f"`--train`: {name} already stores a fitted `{score}`",
+            hint="leave it out; `hydractl eval ... --train DATA --save-model PATH` stores a new one",
         )
-    if is_fitted(score) and not is_stored and config.fit is None:
+    if is_fitted(score) and not is_stored and config.train is None:
         raise UsageError(
             f"{name}: `{score}` is feature-based and was not fitted for this model",
-            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN"
+            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --train TRAIN"
             + (
-                " --val VAL --store PATH`"
+                " --val VAL --save-model PATH`"
                 if score == ENERGY_DENSITY
-                else " --store PATH`; or add `--fit TRAIN`"
+                else " --save-model PATH`; or add `--train TRAIN`"
             ),
         )
 
@@ -331,12 +331,12 @@ def _reported(report: Report, path: str, model_file: OpenModel) -> Row:
     if not stored.is_close(row.scale):
         raise InputError(
             f"{path}: its threshold is for the temperature {row.scale}, but {model_file.reference} stores {stored}",
-            hint="store both together: `hydractl eval ... --store PATH`",
+            hint="store both together: `hydractl eval ... --save-model PATH`",
         )
     if row.label_thresholds and row.label_thresholds != model_file.header.label_thresholds:
         raise InputError(
             f"{path}: its threshold is for label thresholds that {model_file.reference} does not store",
-            hint="store both together: `hydractl eval ... --store PATH`",
+            hint="store both together: `hydractl eval ... --save-model PATH`",
         )
     return row
 
@@ -344,30 +344,30 @@ def _reported(report: Report, path: str, model_file: OpenModel) -> Row:
 def _training_data(
     config: PredictConfig, model_file: OpenModel, decisions: PredictSettings, team: ProcessGroup
 ) -> FitOn | None:
-    """Open the data of `--fit`, or return None without this option.
+    """Open the data of `--train`, or return None without this option.
 
     Raises:
         DataError: If the data cannot be used or have no labels.
         InputError: If `--threshold` is a report with a score fitted on other data.
     """
-    if config.fit is None:
+    if config.train is None:
         return None
-    items = open_items(config.fit, model_file.header.preprocess, workers=config.num_workers)
+    items = open_items(config.train, model_file.header.preprocess, workers=config.num_workers)
     labels, _ = labels_of(
-        model_file, items, decisions.classes, option="--fit", hint="give labelled training data"
+        model_file, items, decisions.classes, option="--train", hint="give labelled training data"
     )
     if decisions.report is not None:
         sha256, fitted = items.fingerprint(digests(items, team)), decisions.report.data.get(FIT)
         if fitted is None:
             raise InputError(
                 f"{config.threshold}: its threshold is for the fitted OOD score that its model stores",
-                hint="leave out `--fit` and use that model",
+                hint="leave out `--train` and use that model",
             )
         if fitted.sha256 != sha256:
             raise InputError(
                 f"{config.threshold}: its threshold is for an OOD score that was fitted on "
-                f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
-                hint="give the same data with `--fit`",
+                f"`{fitted.reference}`, but `--train {items.name}` has other samples",
+                hint="give the same data with `--train`",
             )
     batch_share = BatchShare(team.rank, team.world)
     inputs = PreparedData(

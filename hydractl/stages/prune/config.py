@@ -47,8 +47,8 @@ NEEDS_POOL = Constraint(
 BY_SCORES = Constraint(
     "masks",
     message="a mask already says which heads are kept",
-    hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, `--pool` "
-    "and `--diverge-from`",
+    hint="leave out `--strategy`, `--keep-heads`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, `--pool` "
+    "and `--trunk`",
 )
 """Constraint for options that select heads by scores."""
 
@@ -124,20 +124,20 @@ class DiverseConfig(CheckedSettings):
 
 
 def amount_of(options: dict[str, Any]) -> HeadBudget | None:
-    """Return the budget from `--keep`, `--remove` or `--keep-fraction`.
+    """Return the budget from `--keep-heads`, `--remove` or `--keep-fraction`.
 
     Returns:
-        None without these options, or with `--keep auto`.
+        None without these options, or with `--keep-heads auto`.
 
     Raises:
         UsageError: If two options are given, or a value is out of range.
     """
-    if options.get("keep") != AUTO:
+    if options.get("keep_heads") != AUTO:
         return shared.budget_of(**options)
     if len(options) > 1:
         raise UsageError(
-            f"`--keep auto` and `{'--keep-fraction' if 'keep_fraction' in options else '--remove'}` exclude each other",
-            hint="`--keep auto` takes the number from the scores",
+            f"`--keep-heads auto` and `{'--keep-fraction' if 'keep_fraction' in options else '--remove'}` exclude each other",
+            hint="`--keep-heads auto` takes the number from the scores",
         )
     return None
 
@@ -150,11 +150,13 @@ def mask_path(path: Path) -> Path | None:
     return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
-KEEP = Setting(
+KEEP_HEADS = Setting(
     "Keep N heads per layer, on average over the model; auto takes the number from the scores.",
     low=0,
     shows_range=False,
-    parse=partial(shared.count_or_auto, "--keep", of="heads", hint="`--keep 8`, or `--keep auto`"),
+    parse=partial(
+        shared.count_or_auto, "--keep-heads", of="heads", hint="`--keep-heads 8`, or `--keep-heads auto`"
+    ),
     metavar="N|auto",
     panel=shared.BUDGET_PANEL,
 )
@@ -178,8 +180,8 @@ class PruneConfig(CommandConfig):
                 ),
                 Constraint(
                     lambda config: config.masks or config.budget or config.auto or not config.rules.budget,
-                    message="the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-                    hint="`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep auto` "
+                    message="the number of heads to keep is missing: give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
+                    hint="`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep-heads auto` "
                     "takes the number from the scores",
                 ),
             ),
@@ -218,19 +220,20 @@ class PruneConfig(CommandConfig):
         role=Role.FILE,
         excludes=tuple(replace(BY_SCORES, field_name=name) for name in ("budget", "auto")),
     )
-    budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
+    budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP_HEADS), make=amount_of))
     """Number of heads to remove. Required unless `auto`, clusters or masks determine the number."""
     auto: bool = by_default(
-        value=False, declaration=OptionGroup(lambda given: given.get("keep") == AUTO, extra_names=("keep",))
+        value=False,
+        declaration=OptionGroup(lambda given: given.get("keep_heads") == AUTO, extra_names=("keep_heads",)),
     )
     """Whether the scores determine the number of kept heads."""
     per_layer: bool = flag(
         Setting(
-            "Keep exactly N heads in every layer, with `--keep N`.",
+            "Keep exactly N heads in every layer, with `--keep-heads N`.",
             panel=shared.BUDGET_PANEL,
             needs=Constraint(
                 lambda config: config.budget and config.budget.keep_per_layer is not None,
-                message="`--per-layer` requires `--keep N`",
+                message="`--per-layer` requires `--keep-heads N`",
             ),
             only_with=Constraint(
                 "rules.per_layer",
@@ -247,7 +250,7 @@ class PruneConfig(CommandConfig):
             needs=Constraint(
                 lambda config: config.masks or config.budget,
                 message="`--whole-groups` requires a number of heads",
-                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+                hint="give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
             ),
             excludes=BY_SCORES,
         )
@@ -281,8 +284,8 @@ class PruneConfig(CommandConfig):
             Constraint(
                 "auto",
                 for_values=(Strategy.RANDOM,),
-                message="`--keep auto` takes the number of heads from scores, but `--strategy random` uses none",
-                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+                message="`--keep-heads auto` takes the number of heads from scores, but `--strategy random` uses none",
+                hint="give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
             ),
         ),
     )
@@ -331,11 +334,11 @@ class PruneConfig(CommandConfig):
             ),
         ),
     )
-    diverge_from: int = setting(
+    trunk: int = setting(
         0,
-        "Give members equal heads before this layer, which then runs once in a hydra.",
+        "Give members equal heads in the first N blocks, which then run once in a hydra.",
         low=0,
-        metavar="LAYER",
+        metavar="N",
         panel=MEMBERS,
         excludes=BY_SCORES,
     )

@@ -61,7 +61,7 @@ class PruneReport:
         heads: Number of heads of the base.
         base: Cost of the base.
         members: Written members.
-        found: Heads selected by `--keep auto`, a sentence for each scores file; empty without this option.
+        found: Heads selected by `--keep-heads auto`, a sentence for each scores file; empty without this option.
         diverse: Report of the strategy `diverse`; None for other strategies.
     """
 
@@ -201,7 +201,7 @@ def _choose(config: PruneConfig, model_file: OpenModel, team: ProcessGroup) -> S
             pool=config.pool,
             members=diverse.candidates if diverse else count,
             seed=config.seed,
-            diverge_from=config.diverge_from,
+            diverge_from=config.trunk,
         ),
         compare=compare if diverse else None,
     )

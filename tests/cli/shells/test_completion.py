@@ -68,7 +68,7 @@ ASKED = {
     "fuse ": {"/ 0 st|safetensors"},
     "fuse a.st b": {"/ 0 st|safetensors"},
     "prune a.st --scores=s": {"/ 9 json"},
-    "prune a.st --keep ": set(),
+    "prune a.st --keep-heads ": set(),
     "prune a.st -o ": {"/ 0 "},
     "prune a.st --device c": {"cpu", "cuda"},
     "prune a.st --data d": {"digits", "/ 0 "},
@@ -174,7 +174,7 @@ BASH_WORDS = {
     ("fuse", "~/"): {"~/h.st"},
     ("prune", "a.st", "--scores", "=", "s"): {"s.json", "sub"},
     ("prune", "a.st", "-o", ""): EVERYTHING,
-    ("prune", "a.st", "--keep", ""): set(),
+    ("prune", "a.st", "--keep-heads", ""): set(),
     ("prune", "a.st", "--data", "d"): {"digits"},
 }
 if RESEARCH:
@@ -227,7 +227,7 @@ LINES = {
     "hydractl prune a.st --data ": {*BUILT_IN, *EVERYTHING},
     "hydractl prune a.st --data d": {"digits"},
     "hydractl prune a.st -o ": EVERYTHING,
-    "hydractl prune a.st --keep ": set(),
+    "hydractl prune a.st --keep-heads ": set(),
 }
 if RESEARCH:
     LINES["hydractl eval a.st --compare x=mc:a"] = {"a.st"}

@@ -274,7 +274,7 @@ def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, p
         recipe = Recipe(epochs=8, lr=(2e-5,), precision=precision, batch_size=4)
         report = run_finetune(
             FinetuneConfig(
-                model=str(tmp_path / "m"), data=DataRef.parse(str(data)), val=DataRef.parse(str(data)), out=out,
+                model=str(tmp_path / "m"), train=DataRef.parse(str(data)), val=DataRef.parse(str(data)), out=out,
                 recipe=recipe, gradient_checkpointing=recomputes,
             )
         )  # fmt: skip

@@ -339,11 +339,11 @@ def test_all_leaves_out_what_cannot_be_asked(here, monkeypatch):
 
 
 def test_a_report_is_made_anew_where_scores_changed_and_not_else(here, monkeypatch, capsys):
-    """Data of `--fit`, `--val` and `--ood-val` must not make the report stale."""
+    """Data of `--train`, `--val` and `--ood-val` must not make the report stale."""
     monkeypatch.chdir(here)
     scores_file(here / "a.json", TABLE)
     command = (
-        "eval", "m0.st", "--data", DATA, "--near", f"others={NEAR}", "--ood-score", "msp,knn", "--fit",
+        "eval", "m0.st", "--data", DATA, "--near", f"others={NEAR}", "--ood-score", "msp,knn", "--train",
         "digits::split=train,classes=0-6,limit=20", "--val", "digits::split=val,classes=0-6,limit=20", "--ood-val",
         "nine=digits::split=val,classes=9,limit=20", "--scores", "z=a.json", "--scores", "scores.json", "--analyse", "pca", "-o",
         "again.json", *COMMON[:-1],

@@ -342,7 +342,7 @@ def test_scores_of_features_are_not_of_rivals():
     with pytest.raises(
         UsageError, match="`--ood-score knn`: feature-based scores are not available for the baseline `MC`"
     ):
-        config("a.st", "MC=mc:b.st", ood_score=("msp", "knn"), fit=ID, near=(NamedData.parse("noise"),))
+        config("a.st", "MC=mc:b.st", ood_score=("msp", "knn"), train=ID, near=(NamedData.parse("noise"),))
 
 
 @pytest.mark.parametrize("late", ["mc:{}::passes=2", "vilu:{}::epochs=1,data=" + TRAIN])

@@ -280,7 +280,7 @@ def test_its_prediction_sets_are_fitted_and_never_those_of_its_model(tmp_path):
         "model": str(tmp_path / "base.st"), "data": DataRef.parse("digits::split=val,classes=0-6"), "latency": False,
         "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",), "set_options": SetOptions(sets=0.8),
     }  # fmt: skip
-    run_eval(EvalConfig(**given, store=tmp_path / "one.st"), ProgressLog())
+    run_eval(EvalConfig(**given, save_model=tmp_path / "one.st"), ProgressLog())
     row = NamedModels.parse(f"laplace=laplace:{tmp_path / 'one.st'}::data=digits::split=train,classes=0-6")
 
     fitted = run_eval(EvalConfig(**given, compare=(row,)), ProgressLog()).document.rows[1]

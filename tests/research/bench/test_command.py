@@ -129,7 +129,7 @@ def test_your_own_hydra_is_the_first_row(folder, call):
         "base.st",
         *SMALL[:-1],
         "other",
-        "--hydra",
+        "--hydra-model",
         "hydra.st",
         "--compare",
         "Apart=m-0.st,m-1.st",
@@ -190,7 +190,7 @@ def test_time_is_of_trainings_and_of_answers():
 
 
 TEXTS = (
-    "--data",
+    "--train",
     "train.jsonl",
     "--val",
     "val.jsonl",

@@ -208,7 +208,7 @@ def test_members_that_train_together_as_one_alone_would(tmp_path, model):
 def copies(model):
     """Return a hydra of equal members that share everything before the classifiers."""
     out = model.with_name("copies.st")
-    run_fuse(FuseConfig(models=(str(model),) * 3, out=out, own_from=3))
+    run_fuse(FuseConfig(models=(str(model),) * 3, out=out, trunk=3, own_blocks=True))
     return out
 
 
@@ -237,13 +237,15 @@ def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, 
 
 def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copies):
     apart = tmp_path / "apart.st"
-    run_fuse(FuseConfig(models=(str(model),) * 2, out=apart, own_from=2))
+    run_fuse(FuseConfig(models=(str(model),) * 2, out=apart, trunk=2, own_blocks=True))
     for wrong in (model, apart):
         with pytest.raises(UsageError, match="is not a hydra whose members share every block") as refused:
             run_finetune(config(tmp_path / "out.st", wrong, "mimo"))
         assert "--own-from 3" in str(refused.value.hint)
     with pytest.raises(UsageError, match="none of the trained layers can use the method"):
-        run_finetune(config(tmp_path / "out.st", copies, "mimo", recipe=replace(RECIPE, train=("head",))))
+        run_finetune(
+            config(tmp_path / "out.st", copies, "mimo", recipe=replace(RECIPE, train_parts=("head",)))
+        )
     with pytest.raises(UsageError, match="exclude each other: members of that method train on labels only"):
         config(tmp_path / "out.st", copies, "mimo", teacher=("a.st",))
 
@@ -286,7 +288,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         run_finetune(config(tmp_path / "out.st", hydra, "lora-ensemble"))
     with pytest.raises(UsageError, match="none of the trained layers can use the method"):
         run_finetune(
-            config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
+            config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train_parts=("head",)))
         )
     monkeypatch.setattr("hydractl.stages.finetune.run.launcher_uses_fsdp", lambda: True)
     with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):

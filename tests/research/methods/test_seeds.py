@@ -22,7 +22,7 @@ def tuned(tmp_path):
         run_finetune(
             FinetuneConfig(
                 model=ARCH,
-                data=DataRef.parse("digits::split=train,classes=0-6,limit=60"),
+                train=DataRef.parse("digits::split=train,classes=0-6,limit=60"),
                 val=DataRef.parse("digits::split=val,classes=0-6,limit=40"),
                 recipe=RECIPE,
                 device="cpu",

@@ -45,7 +45,7 @@ def located(library, inputs, labels, keep, samples):
 
 
 def of_prune(scores, keep):
-    """Return the heads that `prune --keep n --per-layer` keeps, for the layers of all towers in order."""
+    """Return the heads that `prune --keep-heads n --per-layer` keeps, for the layers of all towers in order."""
     shape = {name: TowerShape(len(rows), len(rows[0])) for name, rows in scores.items()}
     masks = best_mask_per_layer(removal_order(scores), shape, keep=keep)
     return [list(kept) for mask in masks.values() for kept in mask.keep]

@@ -104,7 +104,7 @@ def warnings_of_row(*steps):
 
 
 def test_what_a_model_was_made_with_is_told(folder):
-    """Training steps anywhere in the lineage of any model of the row count. Data of `eval --store` do not."""
+    """Training steps anywhere in the lineage of any model of the row count. Data of `eval --save-model` do not."""
     scored = lineage_step("score", ("few", None), objective="avg")
     member = lineage_step(
         "prune", ("base.st", lineage_step("finetune", ("id", None))), ("scores.json", scored)
@@ -115,7 +115,7 @@ def test_what_a_model_was_made_with_is_told(folder):
     )
 
     assert said == [
-        "Hydra: `hydractl finetune` used 2 of 2 samples of `--data`, so results on new data may be worse",
+        "Hydra: `hydractl finetune` used 2 of 2 samples of `--train`, so results on new data may be worse",
         "Hydra: `hydractl score` used 2 of 2 samples of `few`, so results on new data may be worse",
     ]
     assert tuned
@@ -132,7 +132,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     asked = {"metrics": ("accuracy",), "bootstrap": 0}
 
     def store(model, name, **given):
-        run_eval(config(folder, model=str(folder / model), store=folder / name, **(asked | given)))
+        run_eval(config(folder, model=str(folder / model), save_model=folder / name, **(asked | given)))
 
     def relevant_warnings(model):
         run = config(folder, model=str(folder / model), data=tested, name="m", **asked)
@@ -147,7 +147,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
         run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
 
     calibrated = [
-        "m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"
+        "m: its temperature was fitted on 110 of 110 samples of `--val`: calibration errors will be too low"
     ]
     assert (
         relevant_warnings("warm.st")
@@ -156,7 +156,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
         == calibrated
     )
     assert relevant_warnings("choosy.st") == [
-        "m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"
+        "m: its threshold was fitted on 110 of 110 samples of `--val`: its error rate will be too low"
     ]
     assert [relevant_warnings(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 

@@ -48,7 +48,7 @@ def report_folder(tmp_path_factory):
         base(seed=seed).save(folder / f"m{seed}.st")
     command = (
         "eval", f"{folder}/m0.st", "--compare", f"pair={folder}/m0.st,{folder}/m1.st", "--data", DATA, "--near",
-        f"others={NEAR}", "--ood-score", ",".join(SCORES), "--fit", FIT, "--val", VAL, "--ood-val",
+        f"others={NEAR}", "--ood-score", ",".join(SCORES), "--train", FIT, "--val", VAL, "--ood-val",
         f"nines={OOD_VAL}", "--no-latency", "--device", "cpu", "--bootstrap", "4", "--temperature", "2", "-o", f"{folder}/r.json",
         "--save-predictions", f"{folder}/p.st", "--fail-if", f"auroc@knn:k={K}[near]<0",
     )  # fmt: skip
@@ -178,29 +178,29 @@ def test_a_report_must_name_the_best_score(report):
 
 
 def test_features_cost_no_pass(report_folder, monkeypatch):
-    """Each sample passes through the model once; only the samples of `--fit` are additional."""
+    """Each sample passes through the model once; only the samples of `--train` are additional."""
     rows, run = [], Tower.forward
     monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
 
     run_eval(config(report_folder / "m0.st", metrics=("auroc",)))
 
-    assert sum(rows) == 90 + 40 + 30 + 30  # `--fit`, `--data`, `--near`, `--val`
+    assert sum(rows) == 90 + 40 + 30 + 30  # `--train`, `--data`, `--near`, `--val`
 
 
 def test_a_covariance_of_too_few_samples_is_told(report_folder, capsys):
     few = FIT.replace("90", "30")
 
-    assert main(["eval", f"{report_folder}/m0.st", "--data", DATA, "--near", NEAR, "--ood-score", "mahalanobis:alpha=0", "--fit", few,
+    assert main(["eval", f"{report_folder}/m0.st", "--data", DATA, "--near", NEAR, "--ood-score", "mahalanobis:alpha=0", "--train", few,
                  "--no-latency", "--bootstrap", "0"]) == 0  # fmt: skip
 
     assert "30 samples to fit `mahalanobis:alpha=0` on are too few for 32 features" in capsys.readouterr().err
 
 
 REFUSED = {
-    "nothing to fit": ({"ood_score": ("msp",)}, "`--fit` has no effect", "relative-mahalanobis"),
+    "nothing to fit": ({"ood_score": ("msp",)}, "`--train` has no effect", "relative-mahalanobis"),
     "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),), "val": None}, "held-out ID data", "--val"),
     "nothing to standardize on": ({"val": None}, "`energy.density` needs held-out ID data", "--val VAL"),
-    "nothing held out is for": ({"fit": None, "ood_score": None}, "`--val` has no effect", "--fit TRAIN"),
+    "nothing held out is for": ({"fit": None, "ood_score": None}, "`--val` has no effect", "--train TRAIN"),
     "no such option": ({"ood_score": ("knn:n=3",), "val": None}, "has no option `n`", "`k`"),
     "no such value": ({"ood_score": ("mahalanobis:alpha=2",), "val": None}, "`alpha` must be a number in", None),
     "an option that need not be said": ({"ood_score": ("knn:k=1",), "val": None}, "write it as `knn`", "write `knn`"),
@@ -232,7 +232,7 @@ def test_a_score_is_never_chosen_on_what_is_tested(report_folder):
 
 
 def test_data_to_fit_on_has_the_classes_of_the_data(report_folder):
-    with pytest.raises(DataError, match=r"`--fit digits.*its class `7` is not in `--data`"):
-        run_eval(config(report_folder / "m0.st", fit=DataRef.parse("digits::split=train,limit=90")))
+    with pytest.raises(DataError, match=r"`--train digits.*its class `7` is not in `--data`"):
+        run_eval(config(report_folder / "m0.st", train=DataRef.parse("digits::split=train,limit=90")))
     with pytest.raises(DataError, match="no labels"):
-        run_eval(config(report_folder / "m0.st", fit=DataRef.parse("noise::limit=9")))
+        run_eval(config(report_folder / "m0.st", train=DataRef.parse("noise::limit=9")))

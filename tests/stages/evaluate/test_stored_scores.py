@@ -50,7 +50,7 @@ def model_folder(tmp_path_factory):
         base().pruned((0, 1), (2,), (0, 3) if i else (1,)).tuned(i).save(made / f"m{i}.st")
     run_fuse(FuseConfig(models=tuple(str(made / f"m{i}.st") for i in range(2)), out=made / "hydra.st"))
     for name in ("hydra", "m0"):
-        run_eval(config(made / f"{name}.st", store=made / f"{name}-stored.st", **FITTING))
+        run_eval(config(made / f"{name}.st", save_model=made / f"{name}-stored.st", **FITTING))
     return made
 
 
@@ -117,7 +117,7 @@ def test_the_default_is_measured_where_all_rows_hold_it(model_folder, tmp_path):
     assert held.rows[0].threshold.score == "energy+density"
     assert lacking.ood_scores == ("msp",)
     assert lacking.rows[0].ood["others"]["auroc"] == held.rows[0].ood["others"]["auroc"]
-    assert any("`--fit TRAIN --val VAL` adds `energy+density`" in step for step in progress_log.steps)
+    assert any("`--train TRAIN --val VAL` adds `energy+density`" in step for step in progress_log.steps)
 
 
 def test_the_default_is_fitted_where_data_are_given(model_folder, tmp_path):
@@ -126,7 +126,11 @@ def test_the_default_is_fitted_where_data_are_given(model_folder, tmp_path):
     given = {"ood_score": None, "fail_if": (condition,)}
     fitted = run_eval(
         config(
-            model_folder / "m0.st", f"x={model_folder}/hydra.st", store=tmp_path / "s.st", **given, **FITTING
+            model_folder / "m0.st",
+            f"x={model_folder}/hydra.st",
+            save_model=tmp_path / "s.st",
+            **given,
+            **FITTING,
         )
     ).document
     held = run_eval(config(tmp_path / "s.st", **given)).document
@@ -161,7 +165,7 @@ def test_nothing_but_what_is_tested_goes_through_the_model(model_folder, monkeyp
 
 def test_data_that_are_given_win(model_folder, stored_and_fitted):
     other = run_eval(
-        config(model_folder / "hydra-stored.st", fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
+        config(model_folder / "hydra-stored.st", train=DataRef.parse(OTHER), val=DataRef.parse(VAL))
     ).document
 
     assert other.data["fit"].count == 80
@@ -178,7 +182,7 @@ def test_a_threshold_is_stored_beside_the_scores_that_are_there(model_folder, tm
             ood_score=(f"knn:k={K}",),
             threshold_for=0.95,
             delta=0.2,
-            store=kept,
+            save_model=kept,
         )
     ).document.rows[0]
     before, after = Checkpoint.open(model_folder / "m0-stored.st"), Checkpoint.open(kept)
@@ -220,7 +224,7 @@ def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(model_folder
 def test_a_model_without_a_score_is_named_before_anything_is_read(model_folder, models, lacking, score):
     if lacking == "some.st":
         some = {"ood_score": ("knn", "mahalanobis"), "store": model_folder / "some.st", "force": True}
-        run_eval(config(model_folder / "m0.st", **some, fit=DataRef.parse(FIT)))
+        run_eval(config(model_folder / "m0.st", **some, train=DataRef.parse(FIT)))
     first, *others = (model.replace("{}", str(model_folder)) for model in models)
     scores = ("mahalanobis", "knn" if lacking == "some.st" else f"knn:k={K}", "vim")
 
@@ -229,7 +233,7 @@ def test_a_model_without_a_score_is_named_before_anything_is_read(model_folder, 
     ) as caught:
         run_eval(config(model_folder / first, *others, ood_score=scores), ear := ProgressLog())
 
-    assert "--fit DATA" in caught.value.hint
+    assert "--train DATA" in caught.value.hint
     assert ear.steps == []
 
 
@@ -238,7 +242,9 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
     model_file = with_classes(open_model(str(tmp_path / "clip.st")), Classes(names=tuple("0123456")))
     Sample(model_file.header, model_file.checkpoint.tensors()).save(tmp_path / "named.st")
     given = {"ood_score": ("knn",)}
-    run_eval(config(tmp_path / "named.st", store=tmp_path / "kept.st", **given, fit=DataRef.parse(FIT)))
+    run_eval(
+        config(tmp_path / "named.st", save_model=tmp_path / "kept.st", **given, train=DataRef.parse(FIT))
+    )
 
     kept = {"threshold_for": 0.99, "delta": 0.5, "out": tmp_path / "r.json"}
     assert run_eval(config(tmp_path / "kept.st", **kept, **given)).document.rows[0].stored_scores
@@ -246,16 +252,16 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
         UsageError, match=("its feature-based OOD scores apply only to the classes that it stores")
     ) as caught:
         run_eval(config(tmp_path / "kept.st", naming=(other := Naming(templates=("a {label}",))), **given))
-    assert "--fit DATA" in caught.value.hint
+    assert "--train DATA" in caught.value.hint
     again = PredictConfig(
         model=str(tmp_path / "kept.st"), data=(DATA,), out=tmp_path / "p.jsonl", device="cpu", naming=other,
-        threshold=tmp_path / "r.json", fit=DataRef.parse(FIT),
+        threshold=tmp_path / "r.json", train=DataRef.parse(FIT),
     )  # fmt: skip
     with pytest.raises(
         InputError, match="its threshold is for the fitted OOD score that its model stores"
     ) as caught:
         run_predict(again)
-    assert caught.value.hint == "leave out `--fit` and use that model"
+    assert caught.value.hint == "leave out `--train` and use that model"
 
 
 def test_being_tested_on_what_they_were_fitted_on_is_told(model_folder):
@@ -285,11 +291,15 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(model_f
 
     said()
     assert "up to date" in said()
-    assert "it was made with other options" in said("--fit", FIT)
+    assert "it was made with other options" in said("--train", FIT)
     assert "it was made with other options" in said()
     run_eval(
         config(
-            model_folder / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER), val=DataRef.parse(VAL)
+            model_folder / "m0.st",
+            save_model=model,
+            force=True,
+            train=DataRef.parse(OTHER),
+            val=DataRef.parse(VAL),
         )
     )
     assert "`m.st` has changed" in said()
@@ -299,7 +309,7 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(model_f
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"store": "again.st"}, "`--store`: the command fits nothing to store", "--fit TRAIN"),
+        ({"store": "again.st"}, "`--save-model`: the command fits nothing to store", "--train TRAIN"),
     ],
 )
 def test_what_has_no_effect_without_data_is_refused(tmp_path, changes, message, hint):

@@ -59,7 +59,7 @@ def exported(hydra):
     """Report of an int8 export, and the bytes of the intermediate fp32 file."""
     config = ExportConfig(
         model=str(hydra), out=hydra.with_name("hydra.onnx"), data=DATA, ood="noise::limit=20", quantize="int8",
-        report=hydra.with_name("report.json"),
+        save_report=hydra.with_name("report.json"),
     )  # fmt: skip
     made, write = [], formats.onnx_bytes
     with pytest.MonkeyPatch.context() as patch:
@@ -189,7 +189,7 @@ def test_pixels_of_any_size_go_in(hydra, tmp_path, suffix):
 @pytest.mark.more
 def test_a_merged_trunk_is_in_the_graph(tmp_path):
     one, other = (base().pruned([0, 1], [], [0]).tuned(seed) for seed in (1, 2))
-    path = fused(tmp_path, one, other, merge_trunk=2)
+    path = fused(tmp_path, one, other, trunk=2)
 
     run_export(ExportConfig(model=str(path), out=tmp_path / "h.onnx"))
 

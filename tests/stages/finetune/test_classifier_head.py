@@ -291,8 +291,8 @@ def test_random_weights_take_the_number_from_the_data(tmp_path):
 
 def test_a_new_classifier_must_train(tmp_path):
     model = base().save(tmp_path / "model.st")
-    with pytest.raises(UsageError, match="gets a new classifier, which `--train norm` does not train"):
-        prepared(config(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("norm",))))
+    with pytest.raises(UsageError, match="gets a new classifier, which `--train-parts norm` does not train"):
+        prepared(config(tmp_path / "out.st", model, recipe=replace(RECIPE, train_parts=("norm",))))
 
 
 # models without a classifier
@@ -325,7 +325,7 @@ def test_a_backbone_gets_a_classifier(tmp_path, folder):
 def test_the_other_stages_say_what_to_type(folder):
     with pytest.raises(UnsupportedModelError, match="is a BertModel, which is not a classifier") as caught:
         open_model(str(folder / "m"))
-    assert f"`hydractl finetune {folder / 'm'} --data" in caught.value.hint
+    assert f"`hydractl finetune {folder / 'm'} --train" in caught.value.hint
 
 
 def test_a_backbone_has_nothing_to_keep(tmp_path, folder):

@@ -179,7 +179,9 @@ def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
     found = tensors(
-        run_and_save(tmp_path / "out.st", member, recipe=replace(RECIPE, train=(part,), weight_decay=0.1))
+        run_and_save(
+            tmp_path / "out.st", member, recipe=replace(RECIPE, train_parts=(part,), weight_decay=0.1)
+        )
     )
 
     family = open_model(str(member)).family
@@ -236,7 +238,7 @@ def test_how_often_the_state_is_saved_changes_nothing(tmp_path, plain):
 
 def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python, plain):
     out, state = tmp_path / "out.st", tmp_path / "out.st.state" / "state.json"
-    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--train", TRAIN, "--val", VAL, "--lr", "1e-3",
             "--epochs", "3", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
             "--save-every", "1", "-o", str(out)]  # fmt: skip
     process = subprocess.Popen(argv, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -256,7 +258,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
     recipe = replace(RECIPE, epochs=40)
     whole = run_and_save(tmp_path / "whole.st", recipe=recipe).read_bytes()
     out = tmp_path / "out.st"
-    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--train", TRAIN, "--val", VAL, "--lr", "1e-3",
             "--epochs", "40", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
             "-o", str(out)]  # fmt: skip
     with subprocess.Popen(
@@ -294,7 +296,7 @@ def test_two_processes_do_what_one_does(tmp_path, member, python):
         drop_path=0.2,
     )
     argv = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydractl",
-            "finetune", str(member), "--data", TRAIN, "--val", VAL, "--optimizer", "sgd",
+            "finetune", str(member), "--train", TRAIN, "--val", VAL, "--optimizer", "sgd",
             "--lr", "0.05", "--steps", "6", "--batch-size", "15",
             "--augment", "shift", "--dropout", "0.1", "--clip", "1.0", "--accumulate", "2", "--device", "cpu",
             "--mixup", "0.8", "--cutmix", "1", "--ema", "0.9", "--drop-path", "0.2", "-q", "-o", str(out)]  # fmt: skip
@@ -325,7 +327,7 @@ def test_pieces_change_nothing(tmp_path):
 
 def test_smoothed_labels_pull_that_much_less(tmp_path):
     """A classifier of zeros predicts equal probabilities, so the first step shrinks by the factor 1 - s."""
-    recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
+    recipe = replace(SGD, reset_head=True, train_parts=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, smoothed = (
         tensors(run_and_save(tmp_path / f"{s}.st", model, recipe=replace(recipe, label_smoothing=s)))
@@ -338,7 +340,7 @@ def test_smoothed_labels_pull_that_much_less(tmp_path):
 
 def test_mixing_pairs_changes_no_class_s_share_of_a_batch(tmp_path):
     """From a classifier of zeros, the first step changes the bias as without mixup, but not the weight."""
-    recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
+    recipe = replace(SGD, reset_head=True, train_parts=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, mixed = (
         tensors(run_and_save(tmp_path / f"{a}.st", model, recipe=replace(recipe, mixup=a)))
@@ -456,7 +458,7 @@ def test_a_reset_head_starts_at_zero(tmp_path):
 
 
 def test_counts_of_parameters_add_up(tmp_path, member):
-    report = run_finetune(config(tmp_path / "out.st", member, recipe=replace(RECIPE, train=("head",))))
+    report = run_finetune(config(tmp_path / "out.st", member, recipe=replace(RECIPE, train_parts=("head",))))
 
     held = tensors(member)
     assert report.trained_parameters == held["head.weight"].numel() + held["head.bias"].numel()
@@ -677,7 +679,7 @@ def too_many_blocks(tmp_path):
 
 
 def nothing_trains(tmp_path):
-    return config(tmp_path / "out.st", recipe=replace(RECIPE, train=("mlp",), last_blocks=0))
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, train_parts=("mlp",), last_blocks=0))
 
 
 def unknown_augmentation(tmp_path):

@@ -1,4 +1,4 @@
-"""`finetune --train head`: stored features give the same results as running the encoder in every epoch."""
+"""`finetune --train-parts head`: stored features give the same results as running the encoder in every epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TRAIN = "digits::split=train,classes=0-6,limit=60"
 VAL = "digits::split=val,classes=0-6,limit=40"
-RECIPE = Recipe(lr=(1e-2,), epochs=3, batch_size=16, train=("head",))
+RECIPE = Recipe(lr=(1e-2,), epochs=3, batch_size=16, train_parts=("head",))
 TEXT = (
     f"hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48,vocab_size={len(WORDS)},"
     f"max_position_embeddings={MAX_LENGTH + 2},num_labels=2,pad_token_id=0,tokenizer="
@@ -156,7 +156,7 @@ def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs
     encoded = [count for count in counted if count > 1]  # batches of 1 are blank inputs, run to measure sizes
     assert encoded == [60, 40]
     assert progress_log.steps[1] == "Running the frozen encoder once and storing its features"
-    whole = replace(RECIPE, epochs=epochs, train=("readout", "head"))
+    whole = replace(RECIPE, epochs=epochs, train_parts=("readout", "head"))
     full = run_and_load(models, "vit-class-token", tmp_path / "full.st", recipe=whole)[1].training_macs
     assert report.training_macs == full // (3 * epochs) + 3 * epochs * 60 * 32 * 7
 
@@ -232,7 +232,7 @@ def test_the_bytes_are_the_same_for_any_number_of_processes(models, tmp_path, py
     """Batches of one piece leave processes without work."""
     for name, accumulate in (("vit-distilled", 3), ("own-heads", 1)):
         words = (
-            f"finetune {models[name]} --data {TRAIN} --val {VAL} --train head --lr 1e-2,1e-1 --keep-best --epochs 2 "
+            f"finetune {models[name]} --train {TRAIN} --val {VAL} --train-parts head --lr 1e-2,1e-1 --keep-best --epochs 2 "
             f"--batch-size 16 --accumulate {accumulate} --device cpu -q"
         ).split()
         for processes in (1, world):
@@ -261,9 +261,9 @@ def test_reported_metrics_are_those_of_rounded_weights(models, tmp_path):
 @pytest.mark.parametrize("option", ["dropout", "drop_path"])
 def test_a_share_to_drop_has_no_effect_on_an_encoder_that_does_not_train(option):
     name = option.replace("_", "-")
-    with pytest.raises(UsageError, match=f"`--{name}` has no effect with `--train head`"):
-        recipe_of(None, {option: 0.1, "train": ("head",)})
-    assert option not in Recipe(**{option: 0.1, "train": ("head",)}).options()
+    with pytest.raises(UsageError, match=f"`--{name}` has no effect with `--train-parts head`"):
+        recipe_of(None, {option: 0.1, "train_parts": ("head",)})
+    assert option not in Recipe(**{option: 0.1, "train_parts": ("head",)}).options()
 
 
 def test_equal_members_whose_encoder_drops_nothing_stay_equal_and_that_is_said(models, tmp_path):

@@ -61,7 +61,7 @@ def hydra(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hydra")
     one = base().pruned((0, 1), (), (0, 1, 3)).save(folder / "one.st")
     out = folder / "hydra.st"
-    run_fuse(FuseConfig(models=(str(one),) * 3, out=out, own_from=2, verify=False))
+    run_fuse(FuseConfig(models=(str(one),) * 3, out=out, trunk=2, own_blocks=True, verify=False))
     return out
 
 
@@ -106,7 +106,7 @@ def test_members_that_begin_equal_part_by_their_dropout(whole):
 @pytest.mark.parametrize(("changes", "warned"), [
     ({"dropout": 0.0}, True),
     ({"dropout": 0.1, "reset_head": True}, False),
-    ({"dropout": 0.1, "train": ("embed",)}, True),
+    ({"dropout": 0.1, "train_parts": ("embed",)}, True),
 ])  # fmt: skip
 def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, changes, warned):
     progress_log, recipe = ProgressLog(), replace(RECIPE, epochs=None, steps=1, **changes)
@@ -125,7 +125,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
         base(variant("transformers-vision-tower-clip")).save(tmp_path / "one.st"),
         tmp_path / "hydra.st",
     )
-    run_fuse(FuseConfig(models=(str(one),) * 2, out=out, own_from=2, verify=False))
+    run_fuse(FuseConfig(models=(str(one),) * 2, out=out, trunk=2, own_blocks=True, verify=False))
     said = []
     for path in (None, 0.4):
         progress_log, recipe = (
@@ -182,7 +182,7 @@ def test_members_that_share_everything_have_nothing_of_their_own(tmp_path):
     run_fuse(FuseConfig(models=(one, one), out=tmp_path / "same.st", verify=False))
 
     with pytest.raises(UsageError, match=r"same\.st share all weights") as caught:
-        tuned(tmp_path / "out.st", tmp_path / "same.st", recipe=replace(RECIPE, train=("own",)))
+        tuned(tmp_path / "out.st", tmp_path / "same.st", recipe=replace(RECIPE, train_parts=("own",)))
     assert "fuse with `--own-from L`" in caught.value.hint
 
 
@@ -204,7 +204,7 @@ def test_reported_metrics_are_the_ensemble_s(report, whole):
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     out = tmp_path / "out.st"
     given = FinetuneConfig(
-        model=str(hydra), out=out, data=DataRef.parse(TRAIN), val=DataRef.parse(VAL), recipe=RECIPE, device="cpu",
+        model=str(hydra), out=out, train=DataRef.parse(TRAIN), val=DataRef.parse(VAL), recipe=RECIPE, device="cpu",
         save_every=1,
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
@@ -251,7 +251,7 @@ def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
 
 def test_pieces_change_nothing_on_batches_and_with_dropout_of_their_own(tmp_path):
     one = str(base().save(tmp_path / "one.st"))
-    run_fuse(FuseConfig(models=(one, one), out=tmp_path / "hydra.st", own_from=0, verify=False))
+    run_fuse(FuseConfig(models=(one, one), out=tmp_path / "hydra.st", trunk=0, own_blocks=True, verify=False))
     recipe = replace(SGD, dropout=0.1)
     whole, pieces = (
         tuned_members(
@@ -293,7 +293,7 @@ def test_a_classifier_that_members_share_is_not_their_own(tmp_path):
         tuned(
             tmp_path / "out.st",
             tmp_path / "hydra.st",
-            recipe=replace(RECIPE, train=("own",), reset_head=True),
+            recipe=replace(RECIPE, train_parts=("own",), reset_head=True),
         )
 
 
@@ -311,7 +311,7 @@ def test_own_is_for_hydras(tmp_path):
     model = base().save(tmp_path / "base.st")
 
     with pytest.raises(UsageError, match="only members of a hydra") as caught:
-        tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("own",)))
+        tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, train_parts=("own",)))
     assert "leave out `own`" in caught.value.hint
 
 

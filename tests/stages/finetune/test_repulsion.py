@@ -99,7 +99,7 @@ def test_what_does_not_go_with_it(hydra, tmp_path, changes, said):
 @pytest.mark.more
 def test_a_frozen_encoder_runs_in_each_step(hydra, tmp_path):
     """Stored features would be those of images in the original order of patches."""
-    given = {"recipe": replace(SGD, train=("head",))}
+    given = {"recipe": replace(SGD, train_parts=("head",))}
     plain = run_finetune(config(tmp_path / "plain.st", hydra, **given))
     pushed = run_finetune(config(tmp_path / "pushed.st", hydra, repulsion=3.0, **given))
 

@@ -22,7 +22,7 @@ RECIPE = Recipe(optimizer="sgd", lr=(0.1,), steps=12, batch_size=6, eval_every=2
 def tuned(out, progress=None, recipe=RECIPE, **changes):
     config = FinetuneConfig(
         model=changes.pop("model", ARCH),
-        data=DataRef.parse("digits::split=train,limit=12"),
+        train=DataRef.parse("digits::split=train,limit=12"),
         val=DataRef.parse("digits::split=val,limit=12"),
         recipe=recipe,
         device="cpu",

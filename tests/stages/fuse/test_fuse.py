@@ -131,7 +131,7 @@ def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     assert messages_of(tmp_path, [one, one]).warnings == [
         ("members are identical: the hydra predicts like one model")
     ]
-    assert messages_of(tmp_path, [one, one], force=True, own_from=1).warnings == [
+    assert messages_of(tmp_path, [one, one], force=True, trunk=1, own_blocks=True).warnings == [
         "members are still identical: the hydra predicts like one model until `finetune` trains it"
     ]
     assert messages_of(tmp_path, [one], force=True).warnings == [
@@ -142,20 +142,16 @@ def test_members_that_cannot_disagree_are_warned_about(tmp_path):
 def test_owning_what_differs_anyway_is_warned_about(tmp_path):
     one = base(PLAIN)
     apart = [one.tuned(seed) for seed in (0, 1)]
-    assert messages_of(tmp_path, apart, own_from=2, mlp="keep").warnings == [
-        "`--own-from 2` has no effect: all tensors from that block on differ between members anyway"
+    assert messages_of(tmp_path, apart, trunk=2, own_blocks=True, force_merge=True).warnings == [
+        "`--own-blocks` has no effect: all tensors after the trunk differ between members anyway"
     ]
-    assert (
-        messages_of(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
-    )  # the option separates the MLPs of the last block
     equal = [replace(s, state=s.state | {"norm.bias": one.state["norm.bias"]}) for s in apart]
-    assert messages_of(tmp_path, equal, own_from=2, mlp="keep", force=True).warnings == []
+    assert messages_of(tmp_path, equal, trunk=2, own_blocks=True, force_merge=True, force=True).warnings == []
 
 
 def test_a_block_that_is_not_there_is_nobody_s_own(tmp_path):
-    with pytest.raises(UsageError, match=r"`--own-from 4`: .*0.st has 3 blocks") as caught:
-        fuse(members(tmp_path), tmp_path / "hydra.st", own_from=4)
-    assert "`--own-from 3`" in caught.value.hint
+    with pytest.raises(UsageError, match=r"`--trunk 4`: must be in 0\.\.3"):
+        fuse(members(tmp_path), tmp_path / "hydra.st", trunk=4, own_blocks=True)
 
 
 def test_a_member_that_comes_twice_is_warned_about(tmp_path):

@@ -1,4 +1,4 @@
-"""`fuse --data`: loss from merging, `--merge-trunk auto`, stored temperatures."""
+"""`fuse --val`: loss from merging, `--trunk auto`, stored temperatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.variants import PLAIN, variant
 VAL = DataRef.parse("digits::split=val,classes=0-6,limit=50")
 TEST = DataRef.parse("digits::split=test,classes=0-6,limit=40")
 CLIP = variant("transformers-clip-plain")
-MEASURING = Measuring(data=VAL, device="cpu")
+MEASURING = Measuring(val=VAL, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def fuse(members, out, ear=None, **changes):
 def losses(members, tmp_path_factory):
     """Increase of validation NLL by number of merged blocks."""
     out = tmp_path_factory.mktemp("each") / "hydra.st"
-    return {n: fuse(members, out, merge_trunk=n).measured.tried[-1].loss for n in (1, 2, 3)}
+    return {n: fuse(members, out, trunk=n).measured.tried[-1].loss for n in (1, 2, 3)}
 
 
 def evaluated(model, members, **changes):
@@ -78,11 +78,11 @@ def evaluated(model, members, **changes):
 @pytest.mark.parametrize("temperature", [None, 1.5, TEST], ids=["raw", "given", "fitted"])
 def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_path, temperature):
     report = fuse(
-        members, tmp_path / "hydra.st", merge_trunk=2, measuring=replace(MEASURING, temperature=temperature)
+        members, tmp_path / "hydra.st", trunk=2, measuring=replace(MEASURING, temperature=temperature)
     )
 
     found, last = report.measured, report.measured.tried[-1]
-    plain = fuse(members, tmp_path / "plain.st", merge_trunk=2, measuring=Measuring())
+    plain = fuse(members, tmp_path / "plain.st", trunk=2, measuring=Measuring())
     assert plain.measured is None
     rows = evaluated(tmp_path / "plain.st", members, temperature=temperature)
     for row, quality in zip(rows, (last.hydra, found.members), strict=True):
@@ -99,7 +99,7 @@ def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_pa
 
 @torch.inference_mode()
 def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
-    last = fuse(members, tmp_path / "hydra.st", merge_trunk=3).measured.tried[-1]
+    last = fuse(members, tmp_path / "hydra.st", trunk=3).measured.tried[-1]
     preprocess = open_model(str(members[0])).header.preprocess
     (batch,) = PreparedData(open_items(VAL, preprocess), batch_size=50).batches(preprocess)
     apart = torch.cat([load(m).member_logits(batch.inputs) for m in members]).softmax(-1).mean(0)
@@ -115,7 +115,7 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
     assert len({round(loss, 6) for loss in losses.values()}) == 3
     for bound in sorted(max(loss, 0.0) for loss in losses.values()):
         wanted = max(n for n, loss in losses.items() if loss <= bound)
-        report = fuse(members, tmp_path / "hydra.st", merge_trunk="auto", max_loss=bound)
+        report = fuse(members, tmp_path / "hydra.st", max_nll_increase=bound)
         assert report.merge_trunk == wanted
         assert [one.merge_trunk for one in report.measured.tried] == list(range(3, wanted - 1, -1))
         assert [one.loss for one in report.measured.tried] == [losses[n] for n in range(3, wanted - 1, -1)]
@@ -134,27 +134,25 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
     assert min(losses.values()) > 0
     ear = ProgressLog()
 
-    report = fuse(members, tmp_path / "hydra.st", ear, merge_trunk="auto")
+    report = fuse(members, tmp_path / "hydra.st", ear, max_nll_increase=0.0)
 
     assert (report.merge_trunk, report.tensors["merged"], len(asked)) == (0, 0, 6)
     last = report.measured.tried[-1]
     assert (last.loss, last.agreement, last.hydra) == (0, 1, report.measured.members)
     assert ear.warnings == ["merging any block costs more than allowed, so every member keeps its own blocks"]
     with pytest.raises(CheckFailed, match="every hydra loses more than 0 nats") as caught:
-        fuse(members, tmp_path / "none.st", merge_trunk="auto", mlp="merge")
+        fuse(members, tmp_path / "none.st", trunk="auto", mlp="merge", max_nll_increase=0.0)
     assert caught.value.exit_code == 5
     assert not (tmp_path / "none.st").exists()
 
 
-def test_auto_begins_where_heads_part_or_members_own_all(members, tmp_path):
+def test_auto_begins_where_heads_part(tmp_path):
     one = base(PLAIN)
     paths = [one.pruned((0, 1), (2,), (i,)).tuned(i).save(tmp_path / f"{i}.st") for i in range(2)]
-    report = fuse(paths, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0)
+    report = fuse(paths, tmp_path / "hydra.st", trunk="auto", max_nll_increase=99.0)
     assert [one.merge_trunk for one in report.measured.tried] == [2]
-    report = fuse(members, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0, own_from=1)
-    assert [one.merge_trunk for one in report.measured.tried] == [1]
     apart = [one.pruned((i,), (2,), (3,)).save(tmp_path / f"{i}.st") for i in range(2)]
-    report = fuse(apart, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0)
+    report = fuse(apart, tmp_path / "hydra.st", trunk="auto", max_nll_increase=99.0)
     assert [one.merge_trunk for one in report.measured.tried] == [0]
     assert report.measured.tried[0].loss == 0
 
@@ -166,15 +164,15 @@ def test_a_hydra_has_the_class_names_of_the_data_if_its_members_have_none(tmp_pa
         one = base(PLAIN)
         one = replace(one, header=one.header.model_copy(update={"labels": labels}))
         paths = [one.tuned(i).save(tmp_path / f"{i}.st") for i in range(2)]
-        measuring = Measuring(data=replace(VAL, classes_by="position"))
-        fuse(paths, tmp_path / "hydra.st", merge_trunk=1, force_merge=True, measuring=measuring)
+        measuring = Measuring(val=replace(VAL, classes_by="position"))
+        fuse(paths, tmp_path / "hydra.st", trunk=1, force_merge=True, measuring=measuring)
         assert open_model(str(tmp_path / "hydra.st")).header.labels == (expected or labels)
 
 
 def test_a_temperature_alone_asks_the_hydra_alone(members, tmp_path):
-    report = fuse(members, tmp_path / "hydra.st", merge_trunk=3, measuring=Measuring(temperature=VAL))
+    report = fuse(members, tmp_path / "hydra.st", trunk=3, measuring=Measuring(temperature=VAL))
     header = open_model(str(tmp_path / "hydra.st")).header
-    plain = fuse(members, tmp_path / "plain.st", merge_trunk=3, measuring=Measuring())
+    plain = fuse(members, tmp_path / "plain.st", trunk=3, measuring=Measuring())
     fitted = evaluated(tmp_path / "plain.st", members, temperature=VAL)[0]
 
     assert report.measured is None
@@ -217,7 +215,7 @@ def test_temperatures_of_members(members, tmp_path):
 def test_table_and_json(members, tmp_path, capsys):
     """The table and `--json` show the same numbers."""
     data = "digits::split=val,classes=0-6,limit=50"
-    line = ["fuse", *map(str, members), "--merge-trunk", "auto", "--max-loss", "99", "--data", data,
+    line = ["fuse", *map(str, members), "--trunk", "auto", "--max-nll-increase", "99", "--val", data,
             "--temperature", data, "--device", "cpu"]  # fmt: skip
     assert main([*line, "-o", str(tmp_path / "a.st"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -245,8 +243,8 @@ def test_table_and_json(members, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"merge_trunk": "auto", "measuring": Measuring()}, "`--merge-trunk auto` needs `--data`: it measures the cost of merging"),
-    ({"merge_trunk": 2, "max_loss": 0.1}, "`--max-loss` has no effect without `--merge-trunk auto`"),
+    ({"trunk": "auto", "measuring": Measuring()}, "`--trunk auto` needs `--val`: it measures the effect of merging"),
+    ({"trunk": 2, "max_nll_increase": 0.1}, "`--max-nll-increase` has no effect: the trunk is not chosen"),
 ])  # fmt: skip
 def test_options_that_have_no_effect(changes, message):
     with pytest.raises(UsageError, match=re.escape(message)):
@@ -258,12 +256,12 @@ NUMBER_OR_DATA = "give a number above 0 (1 changes nothing), or labelled held-ou
 
 @pytest.mark.parametrize(("options", "message", "code"), [
     (["--device", "cpu", "--batch-size", "8"], "`--batch-size` and `--device`: no effect, because no model runs on data", 2),
-    (["--merge-trunk", "deep"], "`--merge-trunk deep`: must be a number of blocks, or `auto`", 2),
+    (["--trunk", "deep"], "`--trunk deep`: must be a number of blocks, or `auto`", 2),
     (["--temperature", "0"], f"`--temperature 0`: must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
     (["--temperature", "1e9"], f"must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
-    (["--data", "noise"], "noise: has no labels, but `--data` needs them", 3),
+    (["--val", "noise"], "noise: has no labels, but `--val` needs them", 3),
     (["--temperature", "noise"], "noise: has no labels, but `--temperature` needs them", 3),
-    (["--data", "digits"], "digits: has 10 classes and the model 7", 3),
+    (["--val", "digits"], "digits: has 10 classes and the model 7", 3),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_refused(members, tmp_path, capsys, options, message, code):
     assert main(["fuse", *map(str, members), "--mlp", "keep", "-o", str(tmp_path / "h.st"), *options]) == code

@@ -1,4 +1,4 @@
-"""`fuse --merge-trunk`: averaged tensors, refused merges, and origins of mergeable members."""
+"""`fuse --trunk`: averaged tensors, refused merges, and origins of mergeable members."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fates(path):
 def finetuned(model, out, seed, **changes):
     given = Recipe(steps=2, batch_size=8, warmup=0, **changes)
     run_finetune(FinetuneConfig(
-        model=str(model), data=TRAIN, val=VAL, out=out, recipe=given, seed=seed, device="cpu",
+        model=str(model), train=TRAIN, val=VAL, out=out, recipe=given, seed=seed, device="cpu",
         head_seed=seed if given.reset_head else None,
     ))  # fmt: skip
     return out
@@ -67,11 +67,11 @@ def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
     pruned = run_prune(PruneConfig(
         model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=HeadBudget(remove=4), members=2, pool=9,
-        diverge_from=1,
+        trunk=1,
     ))  # fmt: skip
     members = [finetuned(m.path, tmp_path / f"t-{i}.st", i) for i, m in enumerate(pruned.members)]
 
-    report = fuse(members, tmp_path / "hydra.st", merge_trunk=1)
+    report = fuse(members, tmp_path / "hydra.st", trunk=1)
 
     found = fates(tmp_path / "hydra.st")
     assert report.trunk == 1
@@ -83,16 +83,16 @@ def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"t-1\.st: keeps other heads than .*t-0\.st in block 1"
     ) as caught:
-        fuse(members, tmp_path / "more.st", merge_trunk=2)
-    assert "`--diverge-from 2`" in str(caught.value.hint)
-    assert "`--merge-trunk 1`" in str(caught.value.hint)
+        fuse(members, tmp_path / "more.st", trunk=2)
+    assert "`--trunk 2`" in str(caught.value.hint)
+    assert "`--trunk 1`" in str(caught.value.hint)
 
 
 def test_checkpoints_tuned_from_one_file_with_heads_of_their_own(tmp_path):
     model = base(PLAIN).save(tmp_path / "base.st")
     members = [finetuned(model, tmp_path / f"{i}.st", i, reset_head=True) for i in range(3)]
 
-    report = fuse(members, tmp_path / "hydra.st", merge_trunk=3)
+    report = fuse(members, tmp_path / "hydra.st", trunk=3)
 
     assert report.trunk == report.layers == 3
     assert fates(tmp_path / "hydra.st")[Fate.GROUPED] == {
@@ -108,12 +108,12 @@ def test_checkpoints_tuned_from_one_file_with_heads_of_their_own(tmp_path):
 def test_models_of_two_random_starts_have_no_mean(tmp_path):
     members = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
     with pytest.raises(CheckpointError, match="does not record which weights it was trained from") as caught:
-        fuse(members, tmp_path / "hydra.st", merge_trunk=1)
+        fuse(members, tmp_path / "hydra.st", trunk=1)
     assert "`--force-merge`" in str(caught.value.hint)
     assert caught.value.exit_code == 3
     assert not (tmp_path / "hydra.st").exists()
 
-    fuse(members, tmp_path / "hydra.st", merge_trunk=1, force_merge=True)
+    fuse(members, tmp_path / "hydra.st", trunk=1, force_merge=True)
 
     assert open_model(str(tmp_path / "hydra.st")).header.made_by.options["force_merge"] is True
 
@@ -122,7 +122,7 @@ def test_models_of_two_random_starts_may_own_every_block(tmp_path):
     """Without averaging, the hydra equals the two models."""
     paths = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
 
-    report = fuse(paths, tmp_path / "hydra.st", own_from=0)
+    report = fuse(paths, tmp_path / "hydra.st", trunk=0, own_blocks=True)
 
     assert report.tensors["merged"] == 0
     assert report.gap.logits <= 1e-5
@@ -132,34 +132,30 @@ def test_another_base_is_told_from_none(tmp_path):
     samples = from_one_base(2)
     samples[1] = replace(samples[1], header=samples[1].header.model_copy(update={"base": sha("another")}))
     with pytest.raises(CheckpointError, match=r"0\.st; averaging unrelated weights gives a useless model"):
-        fuse(saved(tmp_path, samples), tmp_path / "hydra.st", merge_trunk=1)
+        fuse(saved(tmp_path, samples), tmp_path / "hydra.st", trunk=1)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         (
-            {"merge_trunk": 0},
+            {"trunk": 0},
             [
                 (
-                    "`--merge-trunk 0` averages nothing, not even MLPs: every tensor that "
+                    "`--trunk 0` averages nothing, not even MLPs: every tensor that "
                     "differs is stored for each member; leave it out or add `--mlp merge` to "
                     "average MLPs"
                 )
             ],
         ),
-        ({"merge_trunk": 0, "mlp": "keep"}, []),
-        ({"merge_trunk": 0, "mlp": "merge"}, []),
+        ({"trunk": 0, "mlp": "keep"}, []),
+        ({"trunk": 0, "mlp": "merge"}, []),
         (
-            {"merge_trunk": 1},
-            [("`--merge-trunk 1` averages nothing, because members are equal before that block")],
+            {"trunk": 1},
+            [("`--trunk 1` averages nothing, because members are equal before that block")],
         ),
-        ({"merge_trunk": 2}, []),
-        (
-            {"mlp": "merge", "own_from": 1},
-            [("`--mlp merge` averages nothing, because MLPs are equal before block 1")],
-        ),
-        ({"mlp": "merge", "own_from": 2}, []),
+        ({"trunk": 2}, []),
+        ({"trunk": 1, "own_blocks": True}, []),
         ({}, []),
     ],
 )
@@ -178,7 +174,7 @@ def test_a_merge_that_saves_nothing_says_so(tmp_path, changes, said):
 
 def test_equal_members_are_exact(tmp_path):
     one = base(PLAIN).pruned((0, 1), (2,), ())
-    report = fuse(saved(tmp_path, [one, one]), tmp_path / "hydra.st", merge_trunk=2)
+    report = fuse(saved(tmp_path, [one, one]), tmp_path / "hydra.st", trunk=2)
     assert report.tensors["merged"] == report.tensors["grouped"] == 0
     inputs = one.inputs()
     with torch.inference_mode():
@@ -186,16 +182,16 @@ def test_equal_members_are_exact(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "layers"), [
-    ({"merge_trunk": 2}, {"0", "1"}),
-    ({"merge_trunk": 2, "mlp": "merge"}, {"0", "1", "2"}),
-    ({"merge_trunk": 0}, set()),
+    ({"trunk": 2}, {"0", "1"}),
+    ({"trunk": 2, "mlp": "merge"}, {"0", "1", "2"}),
+    ({"trunk": 0}, set()),
     ({}, {"0", "1", "2"}),
 ], ids=["trunk", "trunk-and-mlps", "nothing", "mlps"])  # fmt: skip
 def test_mlps_of_own_blocks_are_averaged_only_if_asked(tmp_path, changes, layers):
     fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", verify=False, **changes)
     merged = fates(tmp_path / "hydra.st")[Fate.MERGED]
     assert {name.split(".")[1] for name in merged if ".mlp." in name} == layers
-    assert ("pos_embed" in merged) is bool(changes.get("merge_trunk"))
+    assert ("pos_embed" in merged) is bool(changes.get("trunk"))
 
 
 def test_whole_numbers_that_differ_have_no_mean(tmp_path):
@@ -203,33 +199,28 @@ def test_whole_numbers_that_differ_have_no_mean(tmp_path):
     for i, sample in enumerate((one, other)):
         sample.state["pos_embed"] = torch.full_like(sample.state["pos_embed"], i, dtype=torch.int64)
     with pytest.raises(CheckpointError, match="tensor `pos_embed` differs between the members and is I64"):
-        fuse(saved(tmp_path, [one, other]), tmp_path / "hydra.st", merge_trunk=1)
+        fuse(saved(tmp_path, [one, other]), tmp_path / "hydra.st", trunk=1)
 
 
 def test_more_blocks_than_there_are(tmp_path):
-    with pytest.raises(
-        UsageError, match=re.escape("`--merge-trunk 4`: must be in 0..3; the model has 3 blocks")
-    ):
-        fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", merge_trunk=4)
-
-
-MEASURED = Measuring(data=VAL)
+    with pytest.raises(UsageError, match=re.escape("`--trunk 4`: must be in 0..3; the model has 3 blocks")):
+        fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", trunk=4)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mlp": "merge"}, "`--mlp merge`"),
-        ({"merge_trunk": "auto", "measuring": MEASURED}, "`--merge-trunk auto`"),
+        ({"trunk": 1, "mlp": "merge"}, "`--mlp` and `--own-blocks` exclude each other"),
+        ({}, "`--own-blocks` needs the number of blocks"),
+        ({"measuring": Measuring(val=VAL)}, "`--own-blocks` needs the number of blocks"),
     ],
 )
 def test_averaging_what_members_own(changes, said):
-    with pytest.raises(UsageError, match=f"{said} and `--own-from 0` exclude each other"):
-        FuseConfig(models=("a.st",), out=Path("h.st"), own_from=0, **changes)
-    FuseConfig(models=("a.st",), out=Path("h.st"), own_from=1, **changes)
+    with pytest.raises(UsageError, match=said):
+        FuseConfig(models=("a.st",), out=Path("h.st"), own_blocks=True, **changes)
 
 
-@pytest.mark.parametrize("changes", [{"mlp": "keep"}, {"merge_trunk": 0}, {"own_from": 0}])
+@pytest.mark.parametrize("changes", [{"mlp": "keep"}, {"trunk": 0}, {"trunk": 0, "own_blocks": True}])
 def test_insisting_on_a_merge_that_is_none(changes):
     with pytest.raises(UsageError, match="`--force-merge` has no effect"):
         FuseConfig(models=("a.st",), out=Path("h.st"), force_merge=True, **changes)

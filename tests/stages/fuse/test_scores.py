@@ -1,4 +1,4 @@
-"""`fuse --fit --val`: the hydra stores the same fitted OOD score as `eval --store`."""
+"""`fuse --train --val`: the hydra stores the same fitted OOD score as `eval --save-model`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIT, VAL, TEST = (
     f"digits::split={split},classes=0-6,limit={n}" for split, n in (("train", 90), ("val", 40), ("test", 30))
 )
 DEFAULT = "energy+density"
-FITTING = {"fit": DataRef.parse(FIT), "val": DataRef.parse(VAL), "device": "cpu"}
+FITTING = {"train": DataRef.parse(FIT), "val": DataRef.parse(VAL), "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def members(tmp_path_factory):
 
 def fuse(members, out, ear=None, **measuring):
     return run_fuse(
-        FuseConfig(models=members, out=out, force=True, measuring=Measuring(**measuring)),
+        FuseConfig(models=members, out=out, force=True, mlp="merge", measuring=Measuring(**measuring)),
         ear or ProgressLog(),
     )
 
@@ -51,7 +51,7 @@ def test_it_is_what_eval_fits_for_the_hydra(members, tmp_path, temperature):
     run_fuse(FuseConfig(models=members, out=plain, measuring=Measuring(temperature=report.temperature)))
     run_eval(
         EvalConfig(
-            model=str(plain), data=DataRef.parse(TEST), fit=FITTING["fit"], val=FITTING["val"], store=tmp_path / "e.st",
+            model=str(plain), data=DataRef.parse(TEST), train=FITTING["train"], val=FITTING["val"], save_model=tmp_path / "e.st",
             latency=False, bootstrap=0, device="cpu", metrics=("accuracy",),
         )
     )  # fmt: skip
@@ -83,27 +83,25 @@ def test_what_reads_the_hydra_uses_it(members, tmp_path):
 
 def test_the_command_says_and_records_it(members, tmp_path, capsys):
     out = tmp_path / "h.st"
-    assert main(["fuse", *members, "-o", str(out), "--fit", FIT, "--val", VAL, "--json"]) == 0
+    assert main(["fuse", *members, "-o", str(out), "--train", FIT, "--val", VAL, "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["ood_scores"] == [DEFAULT]
     names = [file.name for file in Checkpoint.open(out).header.made_by.inputs]
-    assert names[2:] == [str(DataRef.parse(FIT)), str(DataRef.parse(VAL))]
-    assert main(["fuse", *members, "-o", str(out), "--fit", FIT, "--val", VAL, "--force"]) == 0
+    assert names[2:] == [str(DataRef.parse(VAL)), str(DataRef.parse(FIT))]
+    assert main(["fuse", *members, "-o", str(out), "--train", FIT, "--val", VAL, "--force"]) == 0
     assert f"OOD score: {DEFAULT}" in capsys.readouterr().out
 
 
 def test_held_out_data_that_were_trained_on_are_told(members, tmp_path):
     ear = ProgressLog()
-    fuse(members, tmp_path / "h.st", ear, **{**FITTING, "val": FITTING["fit"]})
+    fuse(members, tmp_path / "h.st", ear, **{**FITTING, "val": FITTING["train"]})
 
-    assert any("`--val` and `--fit` have the same samples" in warning for warning in ear.warnings)
+    assert any("`--val` and `--train` have the same samples" in warning for warning in ear.warnings)
 
 
 def test_what_cannot_be_is_refused(members, tmp_path):
-    with pytest.raises(UsageError, match="`--fit` needs `--val`"):
-        fuse(members, tmp_path / "h.st", fit=DataRef.parse(FIT))
-    with pytest.raises(UsageError, match="`--val` has no effect without `--fit`"):
-        fuse(members, tmp_path / "h.st", val=DataRef.parse(VAL))
+    with pytest.raises(UsageError, match="`--train` needs `--val`"):
+        fuse(members, tmp_path / "h.st", train=DataRef.parse(FIT))
     with pytest.raises(DataError, match="no labels"):
-        fuse(members, tmp_path / "h.st", **{**FITTING, "fit": DataRef.parse("noise::limit=9")})
+        fuse(members, tmp_path / "h.st", **{**FITTING, "train": DataRef.parse("noise::limit=9")})
     assert not (tmp_path / "h.st").exists()

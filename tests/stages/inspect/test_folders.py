@@ -103,7 +103,7 @@ def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained)
 
     found = inspect_file(tmp_path / "m")
     assert found.hint == (
-        f"is a {trained}, which is not a classifier; `hydractl finetune {tmp_path / 'm'} --data TRAIN "
+        f"is a {trained}, which is not a classifier; `hydractl finetune {tmp_path / 'm'} --train TRAIN "
         "--val VAL -o base.st` gives it a classifier for your classes"
     )
     assert (found.model.num_classes, found.model.heads_total) == (None, 12)

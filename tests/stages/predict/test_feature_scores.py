@@ -1,4 +1,4 @@
-"""`predict` with feature-based OOD scores, stored or fitted by `--fit`: equal to those of `eval`."""
+"""`predict` with feature-based OOD scores, stored or fitted by `--train`: equal to those of `eval`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def row(model_folder):
     return evaluated(
-        model_folder / "hydra.st", threshold_for=0.95, delta=0.2, temperature=2.0, store=model_folder / "stored.st", out=model_folder / "r.json",
+        model_folder / "hydra.st", threshold_for=0.95, delta=0.2, temperature=2.0, save_model=model_folder / "stored.st", out=model_folder / "r.json",
         save_predictions=model_folder / "p.st",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_tells_the_scores_that_eval_found(model_folder, eval_scores
 @pytest.mark.parametrize("score", [score for score in FITTED if score != "energy+density"])
 def test_training_data_tells_them_too(model_folder, eval_scores, score):
     assert scores_close(
-        scores(model_folder, "hydra.st", ood_score=score, fit=DataRef.parse(FIT)), eval_scores[score]
+        scores(model_folder, "hydra.st", ood_score=score, train=DataRef.parse(FIT)), eval_scores[score]
     )
 
 
@@ -118,7 +118,7 @@ def test_the_stored_threshold_accepts_what_eval_counted(model_folder, row):
 
 @pytest.mark.parametrize("score", ["mahalanobis", "vim"])
 def test_a_hydra_has_the_mean_of_its_members(model_folder, eval_scores, score):
-    each = [scores(model_folder, f"m{i}.st", ood_score=score, fit=DataRef.parse(FIT)) for i in range(2)]
+    each = [scores(model_folder, f"m{i}.st", ood_score=score, train=DataRef.parse(FIT)) for i in range(2)]
 
     assert torch.allclose(torch.stack(each).mean(0), eval_scores[score], rtol=1e-3)
     assert not torch.allclose(each[0], eval_scores[score], rtol=1e-2)
@@ -163,7 +163,7 @@ def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(model_
     with pytest.raises(UsageError, match="the threshold is for `knn:k=5`"):
         lines(model_folder, "hydra.st", ood_score="knn", **same)
     with pytest.raises(InputError, match=r"was fitted on .*limit=90.* has other samples"):
-        lines(model_folder, "hydra.st", threshold=out, fit=DataRef.parse(OTHER))
+        lines(model_folder, "hydra.st", threshold=out, train=DataRef.parse(OTHER))
     assert Report.read(out).data["fit"].count == 90
 
 
@@ -191,7 +191,7 @@ def test_what_is_held_survives_a_copy_and_shards(model_folder, row, tmp_path):
 def test_a_base_that_holds_scores_is_no_folder_of_its_library(tmp_path):
     """timm refuses unknown tensors, so a base with stored scores is saved in hydractl's format."""
     base().save(tmp_path / "base.st")
-    evaluated(tmp_path / "base.st", ood_score=("knn",), store=tmp_path / "held.st")
+    evaluated(tmp_path / "base.st", ood_score=("knn",), save_model=tmp_path / "held.st")
     for name in ("base", "held"):
         hydractl.load(tmp_path / f"{name}.st").save_pretrained(tmp_path / name)
 
@@ -203,7 +203,7 @@ def test_a_base_that_holds_scores_is_no_folder_of_its_library(tmp_path):
 
 
 def test_what_changes_weights_leaves_them_behind(model_folder, tmp_path):
-    evaluated(model_folder / "m0.st", ood_score=("vim",), store=tmp_path / "held.st")
+    evaluated(model_folder / "m0.st", ood_score=("vim",), save_model=tmp_path / "held.st")
     progress_log = ProgressLog()
     run_fuse(
         FuseConfig(models=(str(tmp_path / "held.st"), str(model_folder / "m1.st")), out=tmp_path / "h.st"),
@@ -217,7 +217,11 @@ def test_what_changes_weights_leaves_them_behind(model_folder, tmp_path):
 
 def test_a_copy_that_stores_a_temperature_keeps_them(model_folder, row, eval_scores, tmp_path):
     evaluated(
-        model_folder / "stored.st", fit=None, ood_score=None, temperature=3.0, store=tmp_path / "hot.st"
+        model_folder / "stored.st",
+        train=None,
+        ood_score=None,
+        temperature=3.0,
+        save_model=tmp_path / "hot.st",
     )
 
     copy = Checkpoint.open(tmp_path / "hot.st").header
@@ -237,15 +241,15 @@ def test_inspect_says_what_is_held(model_folder, row, capsys):
 
 
 REFUSED = {
-    "not fitted": ("hydra.st", {"ood_score": "knn"}, "not fitted for this model", "--ood-score knn --fit TRAIN --store"),
+    "not fitted": ("hydra.st", {"ood_score": "knn"}, "not fitted for this model", "--ood-score knn --train TRAIN --save-model"),
     "fitted twice": (
         "stored.st", {"ood_score": KNN, "threshold": NONE, "fit": FIT}, "already stores a fitted `knn:k=5`", "leave it out",
     ),
     "nothing to fit": ("hydra.st", {"fit": FIT}, "the OOD score `msp` is not feature-based", "--ood-score relative-mahalanobis"),
-    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--fit` and `--ood-score mi` exclude each other", "mahalanobis"),
+    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--train` and `--ood-score mi` exclude each other", "mahalanobis"),
     "another neighbour": ("stored.st", {"ood_score": "knn", "threshold": NONE}, "`knn` is feature-based and was not fitted", "--ood-score knn"),
-    "held-out data are needed": ("hydra.st", {"ood_score": "energy+density", "fit": FIT}, "exclude each other", "--val VAL --store"),
-    "the default was not fitted": ("hydra.st", {"ood_score": "energy+density"}, "not fitted", "--fit TRAIN --val VAL --store"),
+    "held-out data are needed": ("hydra.st", {"ood_score": "energy+density", "fit": FIT}, "exclude each other", "--val VAL --save-model"),
+    "the default was not fitted": ("hydra.st", {"ood_score": "energy+density"}, "not fitted", "--train TRAIN --val VAL --save-model"),
     "a bound that is none": ("stored.st", {"ood_score": KNN, "threshold": 3.0}, "between 0 and 2", None),
     "another score's threshold": ("stored.st", {"ood_score": KNN}, "is for `mahalanobis`", "--threshold none"),
 }  # fmt: skip
@@ -281,7 +285,9 @@ def version_1_file(model_folder, row, tmp_path):
 def test_a_score_of_an_earlier_definition_is_refused(version_1_file, model_folder, score):
     with pytest.raises(CheckpointError, match="was fitted by its earlier definition") as caught:
         lines(model_folder, version_1_file, ood_score=score, threshold=NONE)
-    assert "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH" in caught.value.hint
+    assert (
+        "fit it again with `hydractl eval ... --train TRAIN --val VAL --save-model PATH" in caught.value.hint
+    )
 
 
 def test_a_threshold_on_a_score_of_an_earlier_definition_is_refused(version_1_file, model_folder):
@@ -298,7 +304,7 @@ def test_what_means_the_same_as_before_is_told(version_1_file, model_folder, eva
         scores(model_folder, version_1_file, ood_score="vim", threshold=NONE), eval_scores["vim"]
     )
     assert len(scores(model_folder, version_1_file, ood_score="msp", threshold=NONE)) == COUNT
-    evaluated(version_1_file, store=tmp_path / "anew.st")
+    evaluated(version_1_file, save_model=tmp_path / "anew.st")
     assert scores_close(
         scores(model_folder, tmp_path / "anew.st", ood_score=KNN, threshold=NONE), eval_scores[KNN]
     )
@@ -306,7 +312,7 @@ def test_what_means_the_same_as_before_is_told(version_1_file, model_folder, eva
 
 def test_the_default_is_what_the_checkpoint_holds(model_folder, row, eval_scores, tmp_path):
     """The default is `energy+density` if the checkpoint stores this score, and `msp` otherwise."""
-    evaluated(model_folder / "hydra.st", store=tmp_path / "held.st")
+    evaluated(model_folder / "hydra.st", save_model=tmp_path / "held.st")
     assert scores_close(scores(model_folder, tmp_path / "held.st"), eval_scores["energy+density"])
     assert scores(model_folder, "hydra.st").equal(scores(model_folder, "hydra.st", ood_score="msp"))
 
@@ -315,7 +321,7 @@ def test_the_command_says_how_to_store_one(model_folder, capsys):
     assert main(["predict", str(model_folder / "hydra.st"), DATA, "--ood-score", "knn"]) == 2
 
     assert "hydractl eval" in (said := capsys.readouterr().err)
-    assert "--fit TRAIN --store PATH" in said
+    assert "--train TRAIN --save-model PATH" in said
 
 
 def _without(tensors):

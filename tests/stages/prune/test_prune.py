@@ -442,13 +442,13 @@ ERRORS = {
     "scores-of-another-depth": (with_scores(TABLE[:2]), ManifestError, "s.json: towers.vision.scores is 2 layers by 4 heads, but"),
     "scores-of-another-width": (with_scores(((0.1,),) * 3), ManifestError, "s.json: towers.vision.scores is 3 layers by 1 heads, but"),
     "too-many-removed": (with_scores(budget=HeadBudget(remove=13)), UsageError, "`--remove 13`: cannot remove 13 heads: the model has 12"),
-    "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads per layer"),
+    "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep-heads 5`: cannot keep 5 heads per layer"),
     "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads from each member"),
     "pool-too-large": (with_scores(pool=13), UsageError, "`--pool 13`: the model has 12 heads"),
-    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--diverge-from 4`: must be in 0..3; the model has 3 layers"),
+    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--trunk 4`: must be in 0..3; the model has 3 layers"),
     "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must be in 0..3"),
     "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: ranks only 3 heads, but `--remove 4` removes 4"),
-    "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: ranks only 3 heads, but `--keep 2` removes 6"),
+    "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: ranks only 3 heads, but `--keep-heads 2` removes 6"),
     "one-ordered": (with_scores(stopped=1, budget=HeadBudget(keep_fraction=0.5)), UsageError, "s.json: ranks only 1 head, but `--keep-fraction 0.5` removes 6"),
     "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: ranks only 5 heads, but `--pool 8` draws from 8"),
     "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
@@ -519,7 +519,7 @@ CONFIGS = {
     "nothing": ({}, "give either `--scores` or `--mask`"),
     "both": ({"scores": S, "masks": M}, "`--scores` and `--mask` exclude each other"),
     "no-budget": ({"scores": S}, (
-        "the number of heads to keep is missing: give one of `--keep N`, "
+        "the number of heads to keep is missing: give one of `--keep-heads N`, "
         "`--remove R`, `--keep-fraction F"
     )),
     "mask-and-budget": ({"masks": M, "budget": HeadBudget(remove=1)}, "a mask already says which heads are kept"),
@@ -528,7 +528,7 @@ CONFIGS = {
     "members-and-several-scores": ({"scores": S * 2, "budget": HeadBudget(remove=1), "members": 2, "pool": 3}, "several `--scores` make one member each; leave out `--members"),
     "members-without-pool": ({"scores": S, "budget": HeadBudget(remove=1), "members": 2}, "`--members` needs a pool"),
     "pool-and-per-layer": ({"scores": S, "budget": HeadBudget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` needs one global removal order: one `--scores` file and no `--per-layer`"),
-    "per-layer-without-keep": ({"scores": S, "budget": HeadBudget(remove=1), "per_layer": True}, "`--per-layer` requires `--keep N`"),
+    "per-layer-without-keep": ({"scores": S, "budget": HeadBudget(remove=1), "per_layer": True}, "`--per-layer` requires `--keep-heads N`"),
     "one-name-for-two": ({"masks": M * 2}, "2 members need 2 different output names"),
     "two-from-standard-input": ({"model": "-", "masks": (Path("-"),)}, "only one input can come from standard input"),
     "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 different output names"),
@@ -564,7 +564,7 @@ def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, 
         ({"budget": HeadBudget(remove=4), "pool": 13}, "`--pool 13`: the model has 12 heads", "at most `--pool 12`"),
         ({"budget": HeadBudget(remove=4), "pool": 3}, "`--pool 3`: `--remove 4` removes 4 heads", "`--pool 8`"),
         ({"budget": HeadBudget(remove=13)}, "cannot remove 13 heads: the model has 12", "at most `--remove 12`"),
-        ({"budget": HeadBudget(keep_per_layer=5)}, "cannot keep 5 heads per layer", "for example `--keep 4`"),
+        ({"budget": HeadBudget(keep_per_layer=5)}, "cannot keep 5 heads per layer", "for example `--keep-heads 4`"),
     ],
 )  # fmt: skip
 def test_numbers_of_heads_are_checked_before_weights_are_read(

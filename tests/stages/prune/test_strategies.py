@@ -197,9 +197,9 @@ def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path
     assert said("a.st", 2, per_layer=True) == []
     (warning,) = said("b.st", 2)
     assert "scored layer by layer" in warning
-    assert "`--keep 2 --per-layer`" in warning
+    assert "`--keep-heads 2 --per-layer`" in warning
     (warning,) = said("c.st", 1, per_layer=True)
-    assert "scored layers that each keep 2 heads; score again with `--keep 1 --per-layer`" in warning
+    assert "scored layers that each keep 2 heads; score again with `--keep-heads 1 --per-layer`" in warning
 
 
 def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tmp_path, model, scores):
@@ -358,7 +358,7 @@ REFUSED = {
     "too-many-random": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=12), "members": 2}, "2 different masks are required", "fewer `--members`"),
     "random-beyond": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=13)}, "cannot remove 13 heads", None),
     "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "diverge_from": 4}, "must be in 0..3", "in none"),
-    "auto-pool-too-small": ({"auto": True, "scores": "open", "pool": 5}, "`--pool 5`: `--keep auto` removes 7 heads", "larger pool"),
+    "auto-pool-too-small": ({"auto": True, "scores": "open", "pool": 5}, "`--pool 5`: `--keep-heads auto` removes 7 heads", "larger pool"),
 }  # fmt: skip
 
 
@@ -393,12 +393,12 @@ CONFIGS = {
     "clusters-and-budget": ({"strategy": Strategy.CLUSTERS, "scores": S, "budget": REMOVE}, "keeps one head per cluster, so `--remove 4` has no effect"),
     "clusters-and-pool": ({"strategy": Strategy.CLUSTERS, "scores": S, "pool": 8}, "`--pool` has no effect with `--strategy clusters`"),
     "random-with-scores": ({"strategy": Strategy.RANDOM, "scores": S, "budget": REMOVE}, "`--strategy random` uses no scores"),
-    "random-without-budget": ({"strategy": Strategy.RANDOM}, "the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F"),
-    "random-auto": ({"strategy": Strategy.RANDOM, "auto": True}, "`--keep auto` takes the number of heads from scores, but `--strategy random` uses none"),
+    "random-without-budget": ({"strategy": Strategy.RANDOM}, "the number of heads to keep is missing: give one of `--keep-heads N`, `--remove R`, `--keep-fraction F"),
+    "random-auto": ({"strategy": Strategy.RANDOM, "auto": True}, "`--keep-heads auto` takes the number of heads from scores, but `--strategy random` uses none"),
     "random-of-a-pool": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "pool": 8}, "`--pool` has no effect"),
     "mask-and-strategy": ({"strategy": Strategy.BEST, "masks": S}, "a mask already says which heads are kept"),
     "mask-and-auto": ({"auto": True, "masks": S}, "a mask already says which heads are kept"),
-    "auto-by-layer": ({"auto": True, "scores": S, "per_layer": True}, "`--per-layer` requires `--keep N`"),
+    "auto-by-layer": ({"auto": True, "scores": S, "per_layer": True}, "`--per-layer` requires `--keep-heads N`"),
     "diverse-without-pool": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "diverse": DATA}, "`--strategy diverse` needs a pool of heads"),
     "diverse-of-too-few": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "pool": 8, "members": 3, "diverse": DATA}, "`--candidates 2`: fewer candidates than the 3 members"),
 }  # fmt: skip

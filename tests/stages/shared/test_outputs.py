@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 TUNE = [
     "finetune",
     "{text}",
-    "--data",
+    "--train",
     "{f}/train.jsonl",
     "--val",
     "{f}/val.jsonl",

@@ -50,8 +50,8 @@ def make_material(folder: Path) -> None:
 
 DIGITS = "digits::classes=0-6,limit=14"
 COMMANDS = (
-    f"finetune {VIT} --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o base.st",
-    f"finetune {VIT.replace('classes=7', 'classes=5')} --data digits::classes=0-4,limit=10 --val digits::classes=0-4,limit=10,split=val --steps 1 --batch-size 8 -q -o five.st",
+    f"finetune {VIT} --train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o base.st",
+    f"finetune {VIT.replace('classes=7', 'classes=5')} --train digits::classes=0-4,limit=10 --val digits::classes=0-4,limit=10,split=val --steps 1 --batch-size 8 -q -o five.st",
     f"score base.st --data {DIGITS} --objective acc --remove 8 -q -o scores.json",
     "score base.st --method random -q -o sampled.json",
     "prune base.st --scores scores.json --remove 2 --members 3 --pool 6 -q -o m-{i}.st",

@@ -21,7 +21,7 @@ def _tuned(model: str, data: str) -> Words:
     return (
         "finetune",
         model,
-        "--data",
+        "--train",
         data,
         "--val",
         data,

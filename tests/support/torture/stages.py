@@ -32,7 +32,7 @@ class Stage:
 
 STAGES = {
     "finetune": Stage(
-        words=("finetune", f"arch:{ARCH}", "--data", TRAIN, "--val", VAL, *STEPS, "0", "-q", "-o", "base.st"),
+        words=("finetune", f"arch:{ARCH}", "--train", TRAIN, "--val", VAL, *STEPS, "0", "-q", "-o", "base.st"),
         writes=("base.st",),
     ),
     "score": Stage(
@@ -42,7 +42,7 @@ STAGES = {
     ),
     "score-trained": Stage(
         words=("score", "base.st", "--data", TRAIN, "--method", "l0", "--training", "joint", "--epochs", "2",
-               "--batch-size", "4", "--trained", "t.st", "-q", "-o", "l0.json"),
+               "--batch-size", "4", "--save-model", "t.st", "-q", "-o", "l0.json"),
         reads=("base.st",),
         writes=("l0.json", "t.st"),
     ),

@@ -10,7 +10,7 @@ from support.hints.table import Row, chmod
 
 PRUNE = "prune base.st --scores scores.json --remove 2"
 FUSE = "fuse m-0.st m-1.st"
-TUNE = "finetune base.st --data digits::classes=0-6,limit=8 --val digits::classes=0-6,limit=8,split=val --steps 1 -o o.st"
+TUNE = "finetune base.st --train digits::classes=0-6,limit=8 --val digits::classes=0-6,limit=8,split=val --steps 1 -o o.st"
 EVAL = "eval base.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0"
 
 
@@ -160,7 +160,7 @@ ROWS = (
     ),
     Row(
         "add `{}`, or leave {} out",
-        f"{FUSE} --fit digits::classes=0-6,limit=9 -o o.st",
+        f"{FUSE} --train digits::classes=0-6,limit=9 -o o.st",
         f"{FUSE} -o o.st",
     ),
     Row(
@@ -174,9 +174,9 @@ ROWS = (
         f"{FUSE} --mlp keep -o o.st",
     ),
     Row(
-        "a model for such labels: `hydractl finetune MODEL --data {}`",
+        "a model for such labels: `hydractl finetune MODEL --train {}`",
         "eval bert --data labels.jsonl --no-latency --bootstrap 0",
-        "finetune bert --data labels.jsonl --val labels.jsonl --steps 1 -o o.st",
+        "finetune bert --train labels.jsonl --val labels.jsonl --steps 1 -o o.st",
     ),
     Row(
         'write lists, `["delay"]` for a single label and `[]` for none; for cells such as `late|broken` add `::label-separator=|` in quotes',

@@ -40,11 +40,11 @@ ROWS = (
         "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
-    Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
+    Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--save-pipeline -"), MAKES),
     Row("leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
     Row(
         "leave it out, or give several models",
-        f"make m-0.st {HALVES} --max-loss 0.1 --dry-run",
+        f"make m-0.st {HALVES} --max-nll-increase 0.1 --dry-run",
         f"make m-0.st {HALVES} --dry-run",
     ),
     Row(
@@ -115,9 +115,9 @@ ROWS = (
     _broken("write `[params]` and then lines `name = value`", f"params = 1\n{STAGE}"),
     Row(
         "`hydractl run {}` resumes that plan; `--force` replaces it and runs the stages that change",
-        f"{MAKES} --keep plan.toml --risk 0.2",
+        f"{MAKES} --save-pipeline plan.toml --risk 0.2",
         "run plan.toml --dry-run",
-        before=(f"{MAKES} --keep plan.toml",),
+        before=(f"{MAKES} --save-pipeline plan.toml",),
     ),
     Row(
         "please report it, with the lines above: https://github.com/hydractl/hydractl/issues",

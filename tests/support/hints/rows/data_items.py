@@ -9,8 +9,8 @@ from pathlib import Path
 from support.hints.table import Row
 
 END = "--no-latency --bootstrap 0"
-TUNE = "finetune base.st --data digits::classes=0-6,limit=14 --val digits::classes=0-6,limit=14,split=val --steps 1 --batch-size 8 -o o.st"
-TUNE_TEXTS = "finetune bert --data texts --val texts --steps 1 --batch-size 4 -o o.st"
+TUNE = "finetune base.st --train digits::classes=0-6,limit=14 --val digits::classes=0-6,limit=14,split=val --steps 1 --batch-size 8 -o o.st"
+TUNE_TEXTS = "finetune bert --train texts --val texts --steps 1 --batch-size 4 -o o.st"
 SMALL = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes="
 BERT = "arch:bert::hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=48"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = "plain.safetensors"
 TINY = "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
-PRUNE = "prune timm --strategy random --keep 3 -o o.st"
+PRUNE = "prune timm --strategy random --keep-heads 3 -o o.st"
 VIT_FILE = "vit/preprocessor_config.json"
 PREDICT_VIT, PREDICT_WORDS = "predict vit images", "predict bert texts.jsonl"
 OPENCLIP_TEST = "tests/families/openclip/test_openclip.py"
@@ -128,26 +128,26 @@ ROWS = (
         prepare=partial(rewrite, "timm/model.safetensors", _with_extra),
     ),
     Row(
-        "`hydractl finetune {} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes",
+        "`hydractl finetune {} --train TRAIN --val VAL -o base.st` gives it a classifier for your classes",
         "predict words texts.jsonl",
-        "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
+        "finetune words --train texts.jsonl --val texts.jsonl --steps 1 -o b.st",
         prepare=partial(edit, "words/config.json", architectures=["BertModel"]),
     ),
     Row(
         "add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row(
         "the file may have been edited or quantized; hydractl needs the original floating-point weights",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
-        "prune base.st --strategy random --keep 3 -o o.st",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st --arch {TINY},num_classes=7",
+        "prune base.st --strategy random --keep-heads 3 -o o.st",
         prepare=partial(rewrite, PLAIN, lambda state: state | {"cls_token": state["cls_token"].int()}),
     ),
     Row(
         "the weights may be of another architecture, or have another number of classes",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=5",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st --arch {TINY},num_classes=5",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row(
         "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; after PyTorch's pruning "
@@ -182,13 +182,13 @@ ROWS = (
     ),
     Row(
         "`hydractl import WEIGHTS --arch {} -o base.st` converts its weights to a base",
-        "finetune arch:./timm --data texts.jsonl --val texts.jsonl -o o.st",
+        "finetune arch:./timm --train texts.jsonl --val texts.jsonl -o o.st",
         "import timm/model.safetensors --arch ./timm -o b.st",
     ),
     Row(
         "a newer version may support it: `{} --upgrade`",
-        "prune base.st --strategy random --keep 3 -o o.st",
-        "prune base.st --strategy random --keep 3 -o o.st",
+        "prune base.st --strategy random --keep-heads 3 -o o.st",
+        "prune base.st --strategy random --keep-heads 3 -o o.st",
         prepare=partial(edit_header, "base.st", lambda h: h["architecture"].update(family="zzzzzz")),
         mend=partial(restore, "base.st"),
     ),
@@ -201,8 +201,8 @@ ROWS = (
     ),
     Row(
         "check {}",
-        "finetune arch:vit_tiny_patch16_224::depth=x --data texts.jsonl --val texts.jsonl -o o.st",
-        f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
+        "finetune arch:vit_tiny_patch16_224::depth=x --train texts.jsonl --val texts.jsonl -o o.st",
+        f"prune {PLAIN} --strategy random --keep-heads 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row("give its folder: `{}`", "predict arch:timm/config.json images", "predict timm images"),
     Row(
@@ -253,8 +253,8 @@ ROWS = (
     ),
     Row(
         "save only the encoder: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise",
-        "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
-        "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
+        "finetune words --train texts.jsonl --val texts.jsonl --steps 1 -o b.st",
+        "finetune words --train texts.jsonl --val texts.jsonl --steps 1 -o b.st",
         prepare=_sentence_folder,
         mend=lambda: Path("words/modules.json").unlink(),
     ),

@@ -107,8 +107,8 @@ ROWS = (
     ),
     Row(
         "add `::label-separator={}` in quotes, or `::label-separator={}` if they are names",
-        "finetune bert --data own.csv --val own.csv --steps 1 -o o.st",
-        "finetune bert --data 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
+        "finetune bert --train own.csv --val own.csv --steps 1 -o o.st",
+        "finetune bert --train 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
         files={"own.csv": "text,label\na cat,bad\na mat,long\nthe cat,bad|long\nthe mat,long|bad\n"},
     ),
     Row(
@@ -209,7 +209,7 @@ ROWS = (
     ),
     Row(
         "for example `--keep-fraction 0.5`",
-        f"{SCORE} --method cahp --keep 0",
+        f"{SCORE} --method cahp --keep-heads 0",
         f"{SCORE} --method cahp --keep-fraction 0.5",
     ),
     Row(
@@ -226,13 +226,13 @@ ROWS = (
     ),
     Row(
         "use OOD scores of logits, such as energy",
-        "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
+        "fuse multi --train labels.jsonl --val labels.jsonl -o o.st",
         "fuse multi -o o.st",
     ),
     Row(
-        "for example `--keep {}`",
-        "prune base.st --scores scores.json --keep 9 -o o.st",
-        "prune base.st --scores scores.json --keep NUMBER -o o.st",
+        "for example `--keep-heads {}`",
+        "prune base.st --scores scores.json --keep-heads 9 -o o.st",
+        "prune base.st --scores scores.json --keep-heads NUMBER -o o.st",
     ),
     Row(
         "give at most `--remove {}`",
@@ -247,8 +247,8 @@ ROWS = (
     ),
     Row(
         "use one of {}, with the prefix always before or always after the type; `::map=OLD:NEW,...` renames classes of data",
-        "finetune bert --data own.conll --val own.conll --steps 1 -o o.st",
-        "finetune bert --data words.conll --val words.conll --steps 1 -o o.st",
+        "finetune bert --train own.conll --val own.conll --steps 1 -o o.st",
+        "finetune bert --train words.conll --val words.conll --steps 1 -o o.st",
         files={"own.conll": "the O\ncat B-x\nsat L-x\n\na O\nmat I-x\non E-x\n"},
     ),
     Row(

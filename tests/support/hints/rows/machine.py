@@ -13,12 +13,12 @@ from support.hints.table import Row
 AUTO = "python import hydractl; from transformers import AutoModelForImageClassification as A; A.from_pretrained('h'"
 LOADED = "python import hydractl; from transformers import AutoModelForImageClassification as A; from safetensors.torch import load_file; m = A.from_pretrained('h'); "
 HYDRA = "fuse m-0.st m-1.st -q -o h/"
-FUSE, PRUNE = "fuse m-0.st m-1.st", "prune base.st --strategy random --keep 3 -o o.st"
+FUSE, PRUNE = "fuse m-0.st m-1.st", "prune base.st --strategy random --keep-heads 3 -o o.st"
 REPORT = "report report.json"
 DIGITS = "digits::classes=0-6,limit=14"
 EVAL = f"eval base.st --data {DIGITS},split=test --bootstrap 0 --no-latency"
 SECOND = f"{EVAL.replace('base.st', 'hydra.st')} --name base -q -o second.json"
-TUNE = f"finetune base.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8"
+TUNE = f"finetune base.st --train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8"
 PUSH = "push base.st my-team/my-hydra --dry-run"
 RANKS = {"WORLD_SIZE": "2"}
 
@@ -91,11 +91,11 @@ ROWS = (
         prepare=partial(edit_header, "hydra.st", _drop_fate),
     ),
     Row(
-        "find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
+        "find it again with `hydractl eval ... --threshold-for 'risk<=R' --save-model PATH`",
         test="tests/stages/predict/test_feature_scores.py::test_a_threshold_on_a_score_of_an_earlier_definition_is_refused",
     ),
     Row(
-        "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
+        "fit it again with `hydractl eval ... --train TRAIN --val VAL --save-model PATH`",
         test="tests/stages/predict/test_feature_scores.py::test_a_score_of_an_earlier_definition_is_refused",
     ),
     Row(
@@ -123,7 +123,7 @@ ROWS = (
         "python import hydractl; hydractl.load('clip', templates=['a {label}'], classes=['a', 'mat'])",
     ),
     Row(
-        "the members may come from different models; `--merge-trunk 0 --mlp keep` averages nothing",
+        "the members may come from different models; `--trunk 0 --mlp keep` averages nothing",
         test="tests/stages/fuse/test_merge.py::test_whole_numbers_that_differ_have_no_mean",
     ),
     Row(
@@ -238,7 +238,7 @@ ROWS = (
         test="tests/stages/finetune/test_head_training.py::test_features_that_lie_in_a_file_give_the_same_bytes",
     ),
     Row(
-        "run it without `torchrun`; only `eval`, `finetune`, `fuse --data`, `predict`, `prune --strategy diverse` and `score` "
+        "run it without `torchrun`; only `eval`, `finetune`, `fuse --val`, `predict`, `prune --strategy diverse` and `score` "
         "support several processes",
         PRUNE,
         PRUNE,
@@ -285,7 +285,7 @@ ROWS = (
         test="tests/cli/test_contract.py::test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_command",
     ),
     Row(
-        "use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
+        "use a smaller `--signature-size`, or fewer classes: `--val DATA::classes=0-99`",
         test="tests/scoring/cahp/test_moments.py::test_too_many_classes_are_refused",
     ),
     Row(

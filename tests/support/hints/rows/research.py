@@ -26,8 +26,8 @@ PAIR_FILE = {
 }
 SETS = f"--data {DIGITS} --val {DIGITS},split=val --test {DIGITS},split=test"
 BENCH = f"bench base.st {SETS} -o out --dry-run"
-BENCH_TEXTS = "bench bert --data texts.jsonl --val texts.jsonl --test texts.jsonl -o out --dry-run"
-TUNE = f"--data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -o o.st"
+BENCH_TEXTS = "bench bert --train texts.jsonl --val texts.jsonl --test texts.jsonl -o out --dry-run"
+TUNE = f"--train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -o o.st"
 PACKED = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,depth=1,num_heads=4,num_classes=7"
 WIDE = PACKED.replace("depth=1", "depth=1,embed_dim=1024")
 LATER = f"finetune base.st {TUNE} -q".replace("o.st", "later.st")
@@ -53,7 +53,7 @@ ROWS = (
         f"{EVAL.replace('base.st', 'w-0.st')} {PROPOSITION}wide.st",
         before=(
             f"finetune {WIDE} {TUNE} -q".replace("o.st", "wide.st"),
-            "prune wide.st --strategy random --keep 2 -q -o w-0.st",
+            "prune wide.st --strategy random --keep-heads 2 -q -o w-0.st",
         ),
         prepare=partial(_claim_base, "w-0.st"),
         mend=partial(restore, "w-0.st"),
@@ -120,7 +120,7 @@ ROWS = (
         f"{EVAL} --compare x=swag:base.st,later.st --temperature {DIGITS},split=val",
         before=(
             LATER,
-            f"{EVAL} --temperature {DIGITS},split=val --store t.st -q".replace("o.json", "t.json"),
+            f"{EVAL} --temperature {DIGITS},split=val --save-model t.st -q".replace("o.json", "t.json"),
         ),
     ),
     Row(

@@ -64,8 +64,8 @@ ROWS = (
         f"{EVAL.replace('base.st', 'hydra.st')} --analyse mlps -o o.json",
         f"{EVAL.replace('base.st', 'merged.st')} --analyse mlps --compare apart=t-0.st,t-1.st -o o.json",
         before=(
-            f"finetune m-0.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-0.st",
-            f"finetune m-1.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-1.st",
+            f"finetune m-0.st --train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-0.st",
+            f"finetune m-1.st --train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-1.st",
             "fuse t-0.st t-1.st --mlp merge -q -o merged.st",
         ),
     ),
@@ -86,7 +86,7 @@ ROWS = (
     ),
     Row(
         "leave that row out, or measure it in a separate report with a logit-based score",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
+        f"{EVAL} {NEAR} --train {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
         f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
     Row("choose `{}`, or from {}", f"{EVAL} --corrupt zzzzzz", f"{EVAL} --corrupt contrast"),

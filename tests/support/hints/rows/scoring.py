@@ -91,13 +91,13 @@ ROWS = (
     ),
     Row(
         "add `--training joint`",
-        f"{GATES} --trained t.st",
-        f"{GATES} --trained t.st --training joint",
+        f"{GATES} --save-model t.st",
+        f"{GATES} --save-model t.st --training joint",
         research=True,
     ),
     Row(
         "it applies to `--method l0` and `--method dsp`",
-        f"{SCORE} --method taylor --trained t.st",
+        f"{SCORE} --method taylor --save-model t.st",
         f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
         research=True,
     ),
@@ -136,8 +136,8 @@ ROWS = (
     ),
     Row(
         "name another file",
-        f"{GATES} --training joint --trained -",
-        f"{GATES} --training joint --trained t.st",
+        f"{GATES} --training joint --save-model -",
+        f"{GATES} --training joint --save-model t.st",
         research=True,
     ),
 )

@@ -34,15 +34,15 @@ ROWS = (
     ),
     Row(
         "add `--val VAL`, or choose a score that needs none: `--ood-score {}`",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score energy+density",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score energy+density --val {VAL}",
+        f"{EVAL} {NEAR} --train {TRAIN} --ood-score energy+density",
+        f"{EVAL} {NEAR} --train {TRAIN} --ood-score energy+density --val {VAL}",
     ),
     Row(
-        "add `{} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
-        f"{EVAL} --store o.st",
-        f"{EVAL} --store o.st --sets 0.9",
+        "add `{} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--train TRAIN --val VAL`",
+        f"{EVAL} --save-model o.st",
+        f"{EVAL} --save-model o.st --sets 0.9",
     ),
-    Row("leave it out, or add `--fit TRAIN`", f"{EVAL} --val {VAL}", EVAL),
+    Row("leave it out, or add `--train TRAIN`", f"{EVAL} --val {VAL}", EVAL),
     Row(
         "leave it out, or add `--near NAME=DATA`",
         f"{EVAL} --ood-score energy",
@@ -50,7 +50,7 @@ ROWS = (
     ),
     Row(
         "leave it out, or add `{}` to `--ood-score`",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score energy",
+        f"{EVAL} {NEAR} --train {TRAIN} --ood-score energy",
         f"{EVAL} {NEAR} --ood-score energy",
     ),
     Row(
@@ -128,9 +128,9 @@ ROWS = (
         f"{EVAL} {NEAR} --fail-if 'parameters<1'",
     ),
     Row(
-        "`eval MODEL --data HELDOUT --sets 0.9 --store SETS.st` stores them in a copy",
+        "`eval MODEL --data HELDOUT --sets 0.9 --save-model SETS.st` stores them in a copy",
         f"{EVAL} --metrics set_size",
-        f"{EVAL} --sets 0.9 --store sets.st",
+        f"{EVAL} --sets 0.9 --save-model sets.st",
     ),
     Row("for any model use {}", f"{EVAL} --metrics f1_micro", f"{EVAL} --metrics accuracy"),
     Row("leave it out", f"{MULTI} --sets 0.9", MULTI),
@@ -166,9 +166,9 @@ ROWS = (
     ),
     Row("{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(
-        "add `--fit DATA`, the labelled data that the model was trained on",
+        "add `--train DATA`, the labelled data that the model was trained on",
         f"{EVAL} {NEAR} --ood-score knn",
-        f"{EVAL} {NEAR} --ood-score knn --fit {TRAIN}",
+        f"{EVAL} {NEAR} --ood-score knn --train {TRAIN}",
     ),
     Row(
         "use more samples (at least {}){}, allow more risk, or try another `--ood-score`",
@@ -177,7 +177,7 @@ ROWS = (
     ),
     Row(
         "fuse the members with `--classes` and `--template` first",
-        "eval clip --data images --classes a,b --threshold-for 'risk<=0.99' --store o.st --no-latency --bootstrap 0",
+        "eval clip --data images --classes a,b --threshold-for 'risk<=0.99' --save-model o.st --no-latency --bootstrap 0",
         "fuse z-0.st z-1.st --classes a,b -o o.st",
         before=("prune clip --strategy random --remove 1 --members 2 -q -o z-{i}.st",),
     ),

@@ -16,8 +16,8 @@ TUNE = f"finetune base.st {SPLITS} {OPTIONS}"
 HYDRA = f"finetune hydra.st {SPLITS} {OPTIONS}"
 RANDOM = f"finetune {VIT} {SPLITS} {OPTIONS}"
 SHALLOW = RANDOM.replace("depth=2", "depth=1")
-TEXTS = f"finetune bert --data texts --val texts {OPTIONS}"
-LABELS = "--data labels.jsonl --val labels.jsonl"
+TEXTS = f"finetune bert --train texts --val texts {OPTIONS}"
+LABELS = "--train labels.jsonl --val labels.jsonl"
 
 
 def _copy_hydra() -> None:
@@ -55,8 +55,8 @@ ROWS = (
     ),
     Row(
         "add `head` to `--train`",
-        f"finetune base.st {FIVE} {OPTIONS} --train mlp",
-        f"finetune base.st {FIVE} {OPTIONS} --train mlp,head",
+        f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp",
+        f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp,head",
     ),
     Row(
         "leave `--head-seed` out, or add `--reset-head` for a new classifier",
@@ -70,8 +70,8 @@ ROWS = (
     ),
     Row(
         "leave `--keep-head` out",
-        f"finetune headless --data texts --val texts {OPTIONS} --keep-head",
-        f"finetune headless --data texts --val texts {OPTIONS}",
+        f"finetune headless --train texts --val texts {OPTIONS} --keep-head",
+        f"finetune headless --train texts --val texts {OPTIONS}",
         prepare=_headless,
     ),
     Row(
@@ -97,8 +97,8 @@ ROWS = (
     ),
     Row(
         "leave `--pooling` out",
-        f"finetune words --data words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
-        f"finetune words --data words.jsonl --val words.jsonl {OPTIONS}",
+        f"finetune words --train words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
+        f"finetune words --train words.jsonl --val words.jsonl {OPTIONS}",
     ),
     Row(
         "leave it out; an image model uses the pooling of its family",
@@ -108,7 +108,7 @@ ROWS = (
     Row("leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
     Row(
         "leave out `own`, or fuse with `--own-from`",
-        f"finetune hydra.st {FIVE} {OPTIONS} --train own",
+        f"finetune hydra.st {FIVE} {OPTIONS} --train-parts own",
         f"finetune hydra.st {FIVE} {OPTIONS}",
     ),
     Row(
@@ -143,8 +143,8 @@ ROWS = (
     Row("leave it out", f"{TUNE} --batches own", TUNE),
     Row(
         "choose from {}",
-        "python from hydractl.training.recipe import Recipe; Recipe(steps=1, train=())",
-        f"{TUNE} --train mlp",
+        "python from hydractl.training.recipe import Recipe; Recipe(steps=1, train_parts=())",
+        f"{TUNE} --train-parts mlp",
     ),
     Row("leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
@@ -152,28 +152,28 @@ ROWS = (
         f"finetune copy.st {SPLITS} {OPTIONS} --batches own",
         f"finetune own.st {SPLITS} {OPTIONS} --batches own",
         before=(
-            "prune base.st --strategy random --remove 1 --members 2 --diverge-from 1 -q -o p-{i}.st",
+            "prune base.st --strategy random --remove 1 --members 2 --trunk 1 -q -o p-{i}.st",
             "fuse p-0.st p-1.st -q -o copy.st",
             "fuse p-0.st p-1.st --own-from 0 -q -o own.st",
         ),
     ),
-    Row("leave out `own`, or choose from {}", f"{TUNE} --train own", f"{TUNE} --train mlp"),
+    Row("leave out `own`, or choose from {}", f"{TUNE} --train-parts own", f"{TUNE} --train-parts mlp"),
     Row(
         "prune and fuse zero-shot models without training",
-        f"finetune zero.st --data pictures.jsonl --val pictures.jsonl {OPTIONS}",
+        f"finetune zero.st --train pictures.jsonl --val pictures.jsonl {OPTIONS}",
         "prune clip --strategy random --remove 1 -o o.st",
         before=("prune clip --strategy random --remove 1 -q -o zero.st",),
     ),
     Row("recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"),
     Row(
         "use the same names, or select the classes of `--data` with `::classes=`",
-        f"finetune base.st --data images --val val {OPTIONS}",
-        f"finetune base.st --data images --val images {OPTIONS}",
+        f"finetune base.st --train images --val val {OPTIONS}",
+        f"finetune base.st --train images --val images {OPTIONS}",
         prepare=lambda: shutil.copytree("images/a", "val/c", dirs_exist_ok=True),
     ),
     Row(
         "fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
-        f"finetune same.st {SPLITS} {OPTIONS} --train own",
+        f"finetune same.st {SPLITS} {OPTIONS} --train-parts own",
         "fuse base.st base.st --own-from 1 -o own.st",
         before=("fuse base.st base.st -q -o same.st",),
     ),

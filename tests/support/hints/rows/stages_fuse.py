@@ -6,20 +6,20 @@ from support.hints.material import VIT
 from support.hints.table import Row
 
 FUSE = "fuse m-0.st m-1.st m-2.st -o o.st"
-LATE_MEMBERS = "prune base.st --strategy random --remove 2 --members 2 --diverge-from 1 -q -o p-{i}.st"
+LATE_MEMBERS = "prune base.st --strategy random --remove 2 --members 2 --trunk 1 -q -o p-{i}.st"
 LATE = "fuse p-0.st p-1.st -o o.st"
 VAL = "digits::classes=0-6,limit=28,split=val"
 TUNED = tuple(
-    f"finetune m-0.st --data digits::classes=0-6,limit=16 --val {VAL} --steps 1 --batch-size 8 --lr 0.01 --seed {i} -q -o t-{i}.st"
+    f"finetune m-0.st --train digits::classes=0-6,limit=16 --val {VAL} --steps 1 --batch-size 8 --lr 0.01 --seed {i} -q -o t-{i}.st"
     for i in range(2)
 )
 EQUAL = tuple(f"prune base.st --mask m-0.mask.json -q -o e-{i}.st" for i in range(2))
 
 ROWS = (
     Row(
-        "`--merge-trunk {}` merges everything except readout and classifier",
-        "fuse t-0.st t-1.st -o o.st --merge-trunk 9",
-        "fuse t-0.st t-1.st -o o.st --merge-trunk 2",
+        "`--trunk {}` merges everything except readout and classifier",
+        "fuse t-0.st t-1.st -o o.st --trunk 9",
+        "fuse t-0.st t-1.st -o o.st --trunk 2",
         before=TUNED,
     ),
     Row(
@@ -38,7 +38,7 @@ ROWS = (
         "fuse cool.st m-1.st -o o.st",
         "fuse cool.st m-1.st -o o.st --temperature 1",
         before=(
-            f"eval m-0.st --data {VAL} --temperature {VAL} --no-latency --bootstrap 0 -q --store cool.st",
+            f"eval m-0.st --data {VAL} --temperature {VAL} --no-latency --bootstrap 0 -q --save-model cool.st",
         ),
     ),
     Row(
@@ -49,16 +49,16 @@ ROWS = (
     Row(
         "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers",
         "fuse base.st five.st -o o.st",
-        f"finetune five.st --data digits::classes=0-6,limit=16 --val {VAL} --steps 1 --batch-size 8 -o o.st",
+        f"finetune five.st --train digits::classes=0-6,limit=16 --val {VAL} --steps 1 --batch-size 8 -o o.st",
     ),
     Row("fuse its members instead", "fuse hydra.st m-0.st -o o.st", FUSE),
     Row(
         "if all were trained from the same weights, add `--force-merge`; to fuse unrelated models, use `--mlp keep` "
-        "without `--merge-trunk`",
-        "fuse base.st strange.st -o o.st --merge-trunk 1",
-        "fuse base.st strange.st -o o.st --merge-trunk 1 --force-merge",
+        "without `--trunk`",
+        "fuse base.st strange.st -o o.st --trunk 1",
+        "fuse base.st strange.st -o o.st --trunk 1 --force-merge",
         before=(
-            f"finetune {VIT} --seed 5 --data digits::classes=0-6,limit=14 --val {VAL} --steps 1 --batch-size 8 -q -o strange.st",
+            f"finetune {VIT} --seed 5 --train digits::classes=0-6,limit=14 --val {VAL} --steps 1 --batch-size 8 -q -o strange.st",
         ),
     ),
     Row(
@@ -68,9 +68,9 @@ ROWS = (
         before=("prune clip --strategy random --remove 1 --members 2 -q -o z-{i}.st",),
     ),
     Row(
-        "prune with `--diverge-from {}`, so that members keep the same heads before that block{}",
-        f"{FUSE} --merge-trunk 2",
-        "prune base.st --scores scores.json --remove 2 --members 2 --pool 6 --diverge-from 1 -o p-{i}.st",
+        "prune with `--trunk {}`, so that members keep the same heads before that block{}",
+        f"{FUSE} --trunk 2",
+        "prune base.st --scores scores.json --remove 2 --members 2 --pool 6 --trunk 1 -o p-{i}.st",
     ),
     Row(
         "prune with the same `--dtype` for all members",
@@ -79,9 +79,9 @@ ROWS = (
         before=(EQUAL[0], "prune base.st --mask m-0.mask.json --dtype bf16 -q -o half.st"),
     ),
     Row(
-        "`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
-        f"{LATE} --merge-trunk all",
-        f"{LATE} --merge-trunk auto --data {VAL}",
+        "`--trunk 8`, or `--trunk auto --data val/`",
+        f"{LATE} --trunk all",
+        f"{LATE} --trunk auto --data {VAL}",
         before=(LATE_MEMBERS,),
     ),
     Row(
@@ -90,38 +90,38 @@ ROWS = (
         FUSE,
     ),
     Row(
-        "add `--data DATA` with labelled held-out data",
-        f"{LATE} --merge-trunk auto",
-        f"{LATE} --merge-trunk auto --data {VAL}",
+        "add `--val DATA` with labelled held-out data",
+        f"{LATE} --trunk auto",
+        f"{LATE} --trunk auto --val {VAL}",
         before=(LATE_MEMBERS,),
     ),
     Row(
-        "add `--data DATA`, `--temperature DATA` or `--fit TRAIN --val VAL`, or leave it out",
+        "add `--val DATA`, `--temperature DATA` or `--train TRAIN --val VAL`, or leave it out",
         f"{FUSE} --batch-size 4",
-        f"{FUSE} --batch-size 4 --data {VAL}",
+        f"{FUSE} --batch-size 4 --val {VAL}",
     ),
     Row(
-        "add `--merge-trunk L` or `--mlp merge`, or leave it out",
+        "add `--trunk L` or `--mlp merge`, or leave it out",
         f"{FUSE} --force-merge --mlp keep",
         FUSE,
     ),
     Row(
-        "add `--own-from {}`, or a lower `--merge-trunk`",
-        "fuse t-0.st t-1.st -o o.st --merge-trunk 2 --own-from 1",
-        "fuse t-0.st t-1.st -o o.st --merge-trunk 2 --own-from 2",
+        "add `--own-from {}`, or a lower `--trunk`",
+        "fuse t-0.st t-1.st -o o.st --trunk 2 --own-from 1",
+        "fuse t-0.st t-1.st -o o.st --trunk 2 --own-from 2",
         before=TUNED,
     ),
     Row("leave it out", f"{FUSE} --force-merge --own-from 0", f"{FUSE} --own-from 0"),
     Row(
-        "add `--max-loss {}`, or leave out `--mlp merge` so that members keep their own MLPs",
-        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss 0",
-        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss NUMBER",
+        "add `--max-nll-increase {}`, or leave out `--mlp merge` so that members keep their own MLPs",
+        f"fuse t-0.st t-1.st -o o.st --mlp merge --trunk auto --val {VAL} --max-nll-increase 0",
+        f"fuse t-0.st t-1.st -o o.st --mlp merge --trunk auto --val {VAL} --max-nll-increase NUMBER",
         before=TUNED,
     ),
     Row(
         "give the class names of the data: `--classes cat,dog`",
-        "fuse z-0.st z-1.st -o o.st --data pictures.jsonl",
-        "fuse z-0.st z-1.st -o o.st --data images --classes a,b",
+        "fuse z-0.st z-1.st -o o.st --val pictures.jsonl",
+        "fuse z-0.st z-1.st -o o.st --val images --classes a,b",
         before=("prune clip --strategy random --remove 1 --members 2 -q -o z-{i}.st",),
     ),
 )

@@ -18,8 +18,8 @@ ROWS = (
     Row("leave it out, or give `-` as DATA", f"{PREDICT} --null", PREDICT),
     Row(
         "leave one of them out, or choose from {}",
-        f"{PREDICT} --fit {TRAIN} --ood-score energy",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn",
+        f"{PREDICT} --train {TRAIN} --ood-score energy",
+        f"{PREDICT} --train {TRAIN} --ood-score knn",
     ),
     Row("run the command once for each input", f"{PREDICT} -", PREDICT),
     Row(
@@ -28,23 +28,23 @@ ROWS = (
         f"{PREDICT} --ood-score msp --threshold -0.5",
     ),
     Row(
-        "use `{}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
-        f"{PREDICT} --fit {TRAIN} --ood-score energy+density",
-        f"{PREDICT} --fit {TRAIN} --ood-score relative-mahalanobis",
+        "use `{}`, or store it first: `hydractl eval ... --train TRAIN --val VAL --save-model PATH`",
+        f"{PREDICT} --train {TRAIN} --ood-score energy+density",
+        f"{PREDICT} --train {TRAIN} --ood-score relative-mahalanobis",
     ),
     Row(
         "give labelled training data",
-        f"{PREDICT} --fit images/b --ood-score knn",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn",
+        f"{PREDICT} --train images/b --ood-score knn",
+        f"{PREDICT} --train {TRAIN} --ood-score knn",
     ),
     Row(
-        "give the same data with `--fit`",
-        f"{PREDICT} --threshold t.json --fit {VAL} --ood-score knn",
-        f"{PREDICT} --threshold t.json --fit {TRAIN} --ood-score knn",
-        before=(f"{EVAL} --fit {TRAIN} --ood-score knn {LAX} -o t.json",),
+        "give the same data with `--train`",
+        f"{PREDICT} --threshold t.json --train {VAL} --ood-score knn",
+        f"{PREDICT} --threshold t.json --train {TRAIN} --ood-score knn",
+        before=(f"{EVAL} --train {TRAIN} --ood-score knn {LAX} -o t.json",),
     ),
     Row(
-        "leave out `--fit` and use that model",
+        "leave out `--train` and use that model",
         test="tests/stages/evaluate/test_stored_scores.py::test_scores_are_for_the_classes_that_are_stored",
     ),
     Row(
@@ -54,14 +54,14 @@ ROWS = (
     ),
     Row(
         "leave it out, or add `--ood-score {}`",
-        f"{PREDICT} --fit {TRAIN}",
-        f"{PREDICT} --fit {TRAIN} --ood-score relative-mahalanobis",
+        f"{PREDICT} --train {TRAIN}",
+        f"{PREDICT} --train {TRAIN} --ood-score relative-mahalanobis",
     ),
     Row(
-        "leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
-        f"predict knn.st images/a --fit {TRAIN} --ood-score knn",
+        "leave it out; `hydractl eval ... --train DATA --save-model PATH` stores a new one",
+        f"predict knn.st images/a --train {TRAIN} --ood-score knn",
         "predict knn.st images/a --ood-score knn",
-        before=(f"{EVAL} --ood-score knn --fit {TRAIN} {LAX} --store knn.st",),
+        before=(f"{EVAL} --ood-score knn --train {TRAIN} {LAX} --save-model knn.st",),
     ),
     Row(
         "use an OOD score of logits, such as `--ood-score energy`",
@@ -69,9 +69,9 @@ ROWS = (
         "predict multi texts.csv --ood-score energy",
     ),
     Row(
-        "store it: `hydractl eval {} --data TEST --ood-score {} --fit TRAIN{}",
+        "store it: `hydractl eval {} --data TEST --ood-score {} --train TRAIN{}",
         f"{PREDICT} --ood-score knn",
-        f"{EVAL} --ood-score knn --fit {TRAIN} {LAX} --store o.st".replace("-q", ""),
+        f"{EVAL} --ood-score knn --train {TRAIN} {LAX} --save-model o.st".replace("-q", ""),
     ),
     Row(
         "`hydractl eval ... --threshold-for 'risk<=0.01'`",
@@ -101,19 +101,19 @@ ROWS = (
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "give more data to `--fit`, with several samples per class",
-        f"{PREDICT} --ood-score mahalanobis --fit digits::classes=0-6,limit=1",
-        f"{PREDICT} --ood-score mahalanobis --fit {TRAIN}",
+        "give more data to `--train`, with several samples per class",
+        f"{PREDICT} --ood-score mahalanobis --train digits::classes=0-6,limit=1",
+        f"{PREDICT} --ood-score mahalanobis --train {TRAIN}",
     ),
     Row(
         "give more data to `--val`",
-        f"fuse base.st --fit {TRAIN} --val digits::classes=0-6,limit=1,split=val -o o.st",
-        f"fuse base.st --fit {TRAIN} --val {VAL} -o o.st",
+        f"fuse base.st --train {TRAIN} --val digits::classes=0-6,limit=1,split=val -o o.st",
+        f"fuse base.st --train {TRAIN} --val {VAL} -o o.st",
     ),
     Row(
-        "give at least {} samples to `--fit`, or use `{}`, which needs fewer",
-        f"{PREDICT} --ood-score vim --fit digits::classes=0-6,limit=14",
-        f"{PREDICT} --ood-score relative-mahalanobis --fit digits::classes=0-6,limit=14",
+        "give at least {} samples to `--train`, or use `{}`, which needs fewer",
+        f"{PREDICT} --ood-score vim --train digits::classes=0-6,limit=14",
+        f"{PREDICT} --ood-score relative-mahalanobis --train digits::classes=0-6,limit=14",
     ),
     Row(
         "choose from {}",
@@ -122,8 +122,8 @@ ROWS = (
     ),
     Row(
         "it has {}",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn:z=5",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn:k=5",
+        f"{PREDICT} --train {TRAIN} --ood-score knn:z=5",
+        f"{PREDICT} --train {TRAIN} --ood-score knn:k=5",
     ),
     Row(
         "write `{}`",

@@ -24,17 +24,17 @@ def edit(path: str, **changes: object) -> None:
 
 ROWS = (
     Row(
-        "`--keep 8`, or `--keep auto`",
-        f"{SCORED} --keep few -o o.st",
-        f"{SCORED} --keep auto -o o.st",
+        "`--keep-heads 8`, or `--keep-heads auto`",
+        f"{SCORED} --keep-heads few -o o.st",
+        f"{SCORED} --keep-heads auto -o o.st",
     ),
     Row(
-        "`--keep auto` takes the number from the scores",
-        f"{SCORED} --keep auto --remove 2 -o o.st",
-        f"{SCORED} --keep auto -o o.st",
+        "`--keep-heads auto` takes the number from the scores",
+        f"{SCORED} --keep-heads auto --remove 2 -o o.st",
+        f"{SCORED} --keep-heads auto -o o.st",
     ),
     Row(
-        "`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep auto` takes the number from the scores",
+        "`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep-heads auto` takes the number from the scores",
         f"{SCORED} -o o.st",
         f"{SCORED} --keep-fraction 0.667 -o o.st",
     ),
@@ -70,23 +70,23 @@ ROWS = (
         f"{DIVERSE_CASE.replace('candidates 6', 'candidates NUMBER')} {DIGITS}",
     ),
     Row(
-        "give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-        f"{SCORED} --keep auto --whole-groups -o o.st",
-        f"{SCORED} --keep 3 -o o.st",
+        "give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
+        f"{SCORED} --keep-heads auto --whole-groups -o o.st",
+        f"{SCORED} --keep-heads 3 -o o.st",
     ),
     Row(
         "it applies to `--strategy best`, `objectives` and `random`",
-        f"{SCORED} --keep 3 --per-layer --members 2 --pool 6 --strategy sample -o o-{{i}}.st",
-        f"{SCORED} --keep 3 --per-layer --strategy best -o o.st",
+        f"{SCORED} --keep-heads 3 --per-layer --members 2 --pool 6 --strategy sample -o o-{{i}}.st",
+        f"{SCORED} --keep-heads 3 --per-layer --strategy best -o o.st",
     ),
     Row(
         "it applies to `--strategy sample` and `diverse`",
-        f"{SCORED} --keep 3 --pool 6 --strategy best -o o.st",
-        f"{SCORED} --keep 3 --pool 6 --strategy sample -o o.st",
+        f"{SCORED} --keep-heads 3 --pool 6 --strategy best -o o.st",
+        f"{SCORED} --keep-heads 3 --pool 6 --strategy sample -o o.st",
     ),
     Row(
         "leave it out, or score again with that budget to get other clusters",
-        f"{CLUSTERED} --keep 3",
+        f"{CLUSTERED} --keep-heads 3",
         CLUSTERED,
         before=(CLUSTERS,),
     ),
@@ -101,9 +101,9 @@ ROWS = (
         f"{SCORED} --remove 2 --strategy best -o o.st",
     ),
     Row(
-        "leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, "
-        "`--pool` and `--diverge-from`",
-        "prune base.st --mask m-0.mask.json --keep 3 -o o.st",
+        "leave out `--strategy`, `--keep-heads`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, "
+        "`--pool` and `--trunk`",
+        "prune base.st --mask m-0.mask.json --keep-heads 3 -o o.st",
         "prune base.st --mask m-0.mask.json -o o.st",
     ),
     Row(
@@ -128,7 +128,9 @@ ROWS = (
         f"{DIVERSE_CASE} {DIGITS} --ood noise",
         f"{DIVERSE_CASE} {DIGITS}",
     ),
-    Row("leave it out", f"{SCORED} --keep 3 --whole-groups -o o.st", f"{SCORED} --keep 3 -o o.st"),
+    Row(
+        "leave it out", f"{SCORED} --keep-heads 3 --whole-groups -o o.st", f"{SCORED} --keep-heads 3 -o o.st"
+    ),
     Row(
         "a mask without the key `architecture` fits any model of that shape",
         "prune five.st --mask m-0.mask.json -o o.st",
@@ -138,20 +140,20 @@ ROWS = (
     ),
     Row(
         "score this model: `hydractl score {} --data VAL -o {}`",
-        f"{SCORED} --keep 3 -o o.st",
-        f"{SCORED} --keep 3 -o o.st",
+        f"{SCORED} --keep-heads 3 -o o.st",
+        f"{SCORED} --keep-heads 3 -o o.st",
         prepare=partial(edit, "scores.json", architecture="vit_small_patch16_224"),
         mend=partial(edit, "scores.json", architecture="vit_tiny_patch16_224"),
     ),
     Row(
         "with 0 members differ in every layer, with {} in none",
-        f"{SCORED} --remove 2 --pool 6 --members 2 --diverge-from 5 -o o-{{i}}.st",
-        f"{SCORED} --remove 2 --pool 6 --members 2 --diverge-from 0 -o o-{{i}}.st",
+        f"{SCORED} --remove 2 --pool 6 --members 2 --trunk 5 -o o-{{i}}.st",
+        f"{SCORED} --remove 2 --pool 6 --members 2 --trunk 0 -o o-{{i}}.st",
     ),
     Row(
         "prune its base",
-        "prune m-0.st --scores scores.json --keep 1 -o o.st",
-        f"{SCORED} --keep 1 -o o.st",
+        "prune m-0.st --scores scores.json --keep-heads 1 -o o.st",
+        f"{SCORED} --keep-heads 1 -o o.st",
     ),
     Row(
         "`--strategy clusters` needs scores by `--method cahp`",
@@ -160,7 +162,7 @@ ROWS = (
         before=(CLUSTERS,),
     ),
     Row(
-        "give a larger `--pool`, fewer `{}` or an earlier `--diverge-from`",
+        "give a larger `--pool`, fewer `{}` or an earlier `--trunk`",
         f"{SCORED} --remove 2 --pool 3 --members 9 -o o-{{i}}.st",
         f"{SCORED} --remove 2 --pool 6 --members 9 -o o-{{i}}.st",
     ),
@@ -175,7 +177,7 @@ ROWS = (
         f"{SCORED} --remove 3 --pool 8 -o o.st",
     ),
     Row(
-        "use fewer `--members`, or an earlier layer in `--diverge-from`",
+        "use fewer `--members`, or an earlier layer in `--trunk`",
         "prune base.st --strategy random --remove 1 --members 20 -o o-{i}.st",
         "prune base.st --strategy random --remove 1 --members 2 -o o-{i}.st",
     ),

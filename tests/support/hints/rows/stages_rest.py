@@ -117,7 +117,7 @@ ROWS = (
         "leave it out, or add `--threshold X` or `--threshold none`",
         "predict t.st images --ood-score energy",
         "predict t.st images --ood-score energy --threshold none",
-        before=(f"{EVAL} --threshold-for 'risk<=0.99' --ood-score entropy --store t.st -q -o t.json",),
+        before=(f"{EVAL} --threshold-for 'risk<=0.99' --ood-score entropy --save-model t.st -q -o t.json",),
     ),
     Row(
         "use fewer samples, `--data DATA::limit={}`, or fewer `--candidates`",
@@ -125,9 +125,9 @@ ROWS = (
     ),
     Row(
         "for example `{} {}`",
-        "prune grouped.st --strategy random --keep 3 --whole-groups -o o.st",
-        "prune grouped.st --strategy random --keep 4 --whole-groups -o o.st",
-        before=(f"finetune {GROUPED} --data texts.jsonl --val texts.jsonl --steps 1 -q -o grouped.st",),
+        "prune grouped.st --strategy random --keep-heads 3 --whole-groups -o o.st",
+        "prune grouped.st --strategy random --keep-heads 4 --whole-groups -o o.st",
+        before=(f"finetune {GROUPED} --train texts.jsonl --val texts.jsonl --steps 1 -q -o grouped.st",),
     ),
     Row(
         "score all with the same `--towers`",
@@ -171,12 +171,12 @@ ROWS = (
     Row(
         "the training may have diverged; use an earlier checkpoint",
         PRUNE,
-        "prune five.st --strategy random --keep 3 -o o.st",
+        "prune five.st --strategy random --keep-heads 3 -o o.st",
         prepare=partial(rewrite, "base.st", _infinite),
     ),
     Row(
         "score again with `--remove {}`; {}",
-        "prune base.st --scores s.json --keep auto -o o.st",
+        "prune base.st --scores s.json --keep-heads auto -o o.st",
         "prune base.st --scores s.json --remove 1 -o o.st",
         before=(f"score base.st --data {DIGITS} --objective acc --remove 1 -q -o s.json",),
     ),
@@ -231,7 +231,7 @@ ROWS = (
         test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
     ),
     Row(
-        "store both together: `hydractl eval ... --store PATH`",
+        "store both together: `hydractl eval ... --save-model PATH`",
         test="tests/stages/test_threshold.py::test_predict_takes_a_threshold_from_a_report_or_a_number",
     ),
 )

@@ -12,8 +12,8 @@ PRUNE = "prune base.st --scores scores.json"
 EVAL = "eval base.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0"
 FUSE = "fuse m-0.st m-1.st"
 SCORE = "score base.st --data digits::classes=0-6,limit=14 --objective acc"
-TUNE = "finetune base.st --data digits::classes=0-6,limit=8 --val digits::classes=0-6,limit=8,split=val --steps 1 -o o.st"
-TUNE_TEXTS = "finetune bert --data texts --val texts --steps 1 -o o.st"
+TUNE = "finetune base.st --train digits::classes=0-6,limit=8 --val digits::classes=0-6,limit=8,split=val --steps 1 -o o.st"
+TUNE_TEXTS = "finetune bert --train texts --val texts --steps 1 -o o.st"
 ZERO = "predict clip images/a"
 
 
@@ -44,12 +44,12 @@ ROWS = (
         f"{FUSE} --temperature 1 -o o.st",
     ),
     Row(
-        "give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-        f"{PRUNE} --keep 2 --remove 2 -o o.st",
-        f"{PRUNE} --keep 2 -o o.st",
+        "give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
+        f"{PRUNE} --keep-heads 2 --remove 2 -o o.st",
+        f"{PRUNE} --keep-heads 2 -o o.st",
     ),
     Row(
-        "`--keep-fraction 0.667` keeps two thirds; `--keep 0` removes all heads",
+        "`--keep-fraction 0.667` keeps two thirds; `--keep-heads 0` removes all heads",
         f"{PRUNE} --keep-fraction 0 -o o.st",
         f"{PRUNE} --keep-fraction 0.667 -o o.st",
     ),
@@ -61,9 +61,9 @@ ROWS = (
     ),
     Row("add `-o FILE`", f"{EVAL} --if-changed", f"{EVAL} --if-changed -o o.json"),
     Row(
-        "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-        "prune base.st --scores sampled.json --keep auto -o o.st",
-        "prune base.st --scores sampled.json --keep 3 -o o.st",
+        "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep-heads N`, `--remove R`, `--keep-fraction F`",
+        "prune base.st --scores sampled.json --keep-heads auto -o o.st",
+        "prune base.st --scores sampled.json --keep-heads 3 -o o.st",
     ),
     Row(
         "score again with `--remove {}` or more",
@@ -73,13 +73,13 @@ ROWS = (
     ),
     Row(
         "score again with `--remove {}`, which ranks all heads",
-        "prune base.st --scores few.json --keep 1 --per-layer -o o.st",
+        "prune base.st --scores few.json --keep-heads 1 --per-layer -o o.st",
         f"{SCORE} --remove 8 -o o.json",
         before=(f"{SCORE} --remove 1 -q -o few.json",),
     ),
     Row(
         "{}; score the model again",
-        "prune base.st --scores bad.json --keep auto -o o.st",
+        "prune base.st --scores bad.json --keep-heads auto -o o.st",
         f"{SCORE} --remove 1 -o o.json",
         prepare=lambda: write_scores(
             method="l0", objective=None, baseline=None, removals=None, results={"open": 99}

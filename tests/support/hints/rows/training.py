@@ -9,7 +9,7 @@ from support.hints.table import Row
 DATA = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
 TUNE = f"finetune base.st {DATA} -o o.st"
 ONE = f"{TUNE} --steps 1"
-TEXTS = "finetune bert --data texts --val texts --batch-size 4 -o o.st --steps 1"
+TEXTS = "finetune bert --train texts --val texts --batch-size 4 -o o.st --steps 1"
 STATE = f"{TUNE} --steps 2 --save-every 1 -q"
 
 
@@ -53,8 +53,8 @@ ROWS = (
         research=True,
     ),
     Row(
-        "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method",
-        f"{ONE} --method lora-ensemble --train head",
+        "train more layers without `--train`, `--last-blocks` and `--trunk`, or use another method",
+        f"{ONE} --method lora-ensemble --train-parts head",
         f"{ONE} --method lora-ensemble",
         research=True,
     ),
@@ -62,8 +62,8 @@ ROWS = (
     Row("add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
     Row(
         "train more with `--train` or `{}`",
-        f"{ONE} --train mlp --last-blocks 0",
-        f"{ONE} --train mlp --last-blocks 1",
+        f"{ONE} --train-parts mlp --last-blocks 0",
+        f"{ONE} --train-parts mlp --last-blocks 1",
     ),
     Row(
         "leave one of them out",
@@ -72,8 +72,8 @@ ROWS = (
     ),
     Row(
         "leave out `embed` from `--train`",
-        f"{ONE} --train embed,mlp --last-blocks 1",
-        f"{ONE} --train mlp --last-blocks 1",
+        f"{ONE} --train-parts embed,mlp --last-blocks 1",
+        f"{ONE} --train-parts mlp --last-blocks 1",
     ),
     Row(
         "use one of {}",
@@ -82,13 +82,13 @@ ROWS = (
     ),
     Row(
         "add `head` to `--train`, or add `--keep-head`",
-        f"{ONE} --train mlp --reset-head",
-        f"{ONE} --train mlp,head --reset-head",
+        f"{ONE} --train-parts mlp --reset-head",
+        f"{ONE} --train-parts mlp,head --reset-head",
     ),
     Row(
         "add parts of blocks to `--train`",
-        f"{ONE} --train head --last-blocks 1",
-        f"{ONE} --train head,mlp --last-blocks 1",
+        f"{ONE} --train-parts head --last-blocks 1",
+        f"{ONE} --train-parts head,mlp --last-blocks 1",
     ),
     Row(
         "choose another `--schedule`, or leave `--min-lr-rate` out",
