@@ -87,7 +87,7 @@ class Encoder:
         """Return the task for this encoder."""
         probe = ("finetune", self.model, "--train", data.train, "--val", data.val, *self.tuning, "--train-parts", "head",
                  "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
-        scored = ("--train", _some(data.val), "--ood", _some(data.near_val),
+        scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
             model="start.st", tuning=self.tuning, whole=self.whole, batch=self.batch, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
@@ -117,7 +117,7 @@ def digits(folder: Path, seed: int) -> Plan:
     task = Task(
         model=DIGITS, tuning=tuning, lr=DIGITS_LR, epochs=DIGITS_EPOCHS, blocks=6, heads=8,
         start=common, start_cost=COMMON / DIGITS_EPOCHS, apart=APART, repels=True,
-        scored=("--train", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+        scored=("--data", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
@@ -147,7 +147,7 @@ def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
     task = Task(
         model=FASHION, tuning=tuning, lr=DIGITS_LR, epochs=FASHION_EPOCHS, blocks=6, heads=8,
         start=start, start_cost=FASHION_COMMON / FASHION_EPOCHS, apart=FASHION_APART, repels=True,
-        scored=("--train", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+        scored=("--data", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
 

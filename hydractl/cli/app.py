@@ -14,7 +14,7 @@ import typer.core
 import typer.main
 from typing_extensions import override
 
-from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
+from hydractl.cli.helptext import ALL, HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
 from hydractl.cli.refusals import REMOVED, help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import CheckFailed, HydraError, InputError, Interrupted, UsageError, shortened
@@ -101,6 +101,8 @@ class Strict(Helped):
             UsageError: If a single-valued option appears twice, a flag appears with its opposite, or a value
                 is not a choice.
         """
+        if ALL in args and {"-h", "--help"} & {*args}:
+            ctx.meta[ALL], args = True, ["--help"]
         try:
             values_by_name, _, option_order = self.make_parser(ctx).parse_args(args=list(args))
         except Exception as error:

@@ -111,6 +111,7 @@ def command(
             ]
             parameters = [_parameter(option) for option in sorted(options, key=_place)]
             run.__name__, run.__doc__ = function.__name__, function.__doc__
+            run.common = config_class.COMMON  # type: ignore[attr-defined]  # read by `cli.helptext`
             run.is_configured = True  # type: ignore[attr-defined]  # read by `cli.pipeline`
             run.__annotations__ = {p.name: p.annotation for p in parameters}
             run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer

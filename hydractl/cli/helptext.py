@@ -17,6 +17,8 @@ from typing_extensions import override
 
 HELP, HELP_SUMMARY = "help", "Show the options and examples of a command."
 """`hydractl help COMMAND` equals `hydractl COMMAND --help`."""
+ALL = "--all"
+"""`--help --all` shows all options of a command, `--help` only the common ones."""
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 NAMES_WIDTH = 24
 """Maximum width of the column of names. A longer name has its own line. Chosen by hand: 24 of 80 columns
@@ -51,12 +53,16 @@ def command_help(
         usage.replace("Usage:", _styled("Usage:", BOLD), 1),
         *(text if is_block(text) else "\n".join(_wrapped(text, width)) for text in paragraphs(command)),
     ]
-    tables = {**(commands or {}), **panels(command, context)}
+    every = panels(command, context)
+    shown = every if context.meta.get(ALL) else panels(command, context, common=True)
+    tables = {**(commands or {}), **shown}
     longest = max(len(name) for rows in tables.values() for name, _ in rows)
     sections += [
         "\n".join([_styled(f"{title}:", BOLD), *_rows(rows, min(longest, NAMES_WIDTH), width)])
         for title, rows in tables.items()
     ]
+    if more := sum(map(len, every.values())) - sum(map(len, shown.values())):
+        sections.append(f"`{context.command_path} --help {ALL}` shows {more} more options.")
     return "\n\n".join([*sections, *filter(None, [command.epilog])]) + "\n"
 
 
@@ -74,13 +80,21 @@ def is_block(paragraph: str) -> bool:
     return "\n  " in paragraph
 
 
-def panels(command: Command, context: typer.Context) -> dict[str, Rows]:
-    """Return names and help texts of arguments and options by panel, the main ones first."""
+def panels(command: Command, context: typer.Context, *, common: bool = False) -> dict[str, Rows]:
+    """Return names and help texts of arguments and options by panel, the main ones first.
+
+    With `common`, only arguments and common options, in two panels. Some commands have no such choice.
+    """
+    names = (*getattr(command.callback, "common", ()), "help") if common else ()
+    chosen = names if len(names) > 1 else ()
     by_title: dict[str, Rows] = {ARGUMENTS: [], OPTIONS: []}
     for parameter in command.get_params(context):
         if isinstance(parameter, Parameter) and (record := parameter.get_help_record(context)) is not None:
             is_option = isinstance(parameter, typer.core.TyperOption)
-            title = parameter.rich_help_panel or (OPTIONS if is_option else ARGUMENTS)
+            if chosen and is_option and parameter.name not in chosen:
+                continue
+            panel = None if chosen else parameter.rich_help_panel
+            title = panel or (OPTIONS if is_option else ARGUMENTS)
             by_title.setdefault(title, []).append(
                 (record[0] if is_option else _metavar(parameter), " ".join(record[1].split()))
             )

@@ -36,10 +36,12 @@ class CommandConfig:
 
     Attributes:
         COMMAND: Name of the command in the provenance of its outputs.
+        COMMON: Names of the 8 to 12 options in `--help`; `--help --all` shows all. If empty, `--help` shows all.
     """
 
     __slots__ = ()
     COMMAND: ClassVar[str]
+    COMMON: ClassVar[tuple[str, ...]] = ()
 
     out: Path | None = None
     """Path of the first output."""

@@ -276,7 +276,7 @@ def test_a_state_dict_of_either_names_is_saved_and_loaded(images, tmp_path, kind
 def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
     from hydractl.auto.models import HydraForImageClassification
 
-    data = {"data": DataRef.parse("digits::split=val,classes=0-6,limit=30"), "fit": DataRef.parse(FIT)}
+    data = {"data": DataRef.parse("digits::split=val,classes=0-6,limit=30"), "train": DataRef.parse(FIT)}
     near = (NamedData.parse("others=digits::classes=7-8,limit=30"),)
     told = {"near": near, "ood_score": ("mahalanobis",), "latency": False, "bootstrap": 0, "device": "cpu"}
     run_eval(EvalConfig(model=str(images), save_model=tmp_path / "stored.st", **data, **told))

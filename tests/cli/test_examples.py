@@ -45,11 +45,11 @@ MADE = (
     "prune base.st --scores scores.json --keep-heads 8 -o member.st",
     *(f"{TUNE} --seed {ord(name)} -o {name}.st" for name in "abc"),
     "fuse a.st b.st c.st -o hydra.st",
-    f"{EVAL} --val test/ --near birds=birds/ --compare base.st -o report.json",
-    f"{EVAL} --val test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json",
-    f"{EVAL} --val test/ --compare base.st -o pets.json",
-    f"{EVAL} --val val/ --compare base.st -o cars.json",
-    f"{EVAL} --val val/ --threshold-for 'risk<=0.1' --save-model selective.st",
+    f"{EVAL} --data test/ --near birds=birds/ --compare base.st -o report.json",
+    f"{EVAL} --data test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json",
+    f"{EVAL} --data test/ --compare base.st -o pets.json",
+    f"{EVAL} --data val/ --compare base.st -o cars.json",
+    f"{EVAL} --data val/ --threshold-for 'risk<=0.1' --save-model selective.st",
     "prune bert/ --strategy random --keep-fraction 1 -o sentiment.st",
 )
 """Commands that create the files."""

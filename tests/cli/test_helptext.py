@@ -49,7 +49,7 @@ def examples(name: str) -> list[str]:
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_every_line_fits_and_none_is_cut_off(call, name):
     tree = command_tree()
-    shown = call(*filter(None, [name]), "--help").out
+    shown = call(*filter(None, [name]), "--help", *["--all"] * bool(name)).out
     whole = " ".join(shown.split())
 
     assert max(map(len, shown.splitlines())) <= WIDTH
@@ -113,7 +113,7 @@ def test_what_must_be_given_is_in_the_usage_and_in_the_first_panels(call, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_in_one_panel(call, name):
-    listed = [row for lines in sections(call(name, "--help").out).values() for row in names(lines)]
+    listed = [row for lines in sections(call(name, "--help", "--all").out).values() for row in names(lines)]
     options = [p for p in command_tree().commands[name].params if p.param_type_name == "option"]
 
     for option in options:
@@ -122,11 +122,31 @@ def test_every_option_is_in_one_panel(call, name):
             assert len([row for row in listed if row.startswith("-") and pattern.search(row)]) == 1, spelling
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_common_options_and_counts_the_others(call, name):
+    command = command_tree().commands[name]
+    options = {p.name for p in command.params if p.param_type_name == "option"}
+    common = getattr(command.callback, "common", ())
+    shown = call(name, "--help").out
+    last = shown.rstrip().splitlines()[-1]
+
+    assert bool(common) == (len(options) >= 13)
+    assert {*common} <= options
+    if common:
+        assert 8 <= len(common) <= 12
+        listed = sections(shown)
+        assert len(names(listed[OPTIONS])) == len(common) + 1
+        assert last == f"`hydractl {name} --help --all` shows {len(options) - len(common)} more options."
+        assert call("help", name, "--all").out == call(name, "-h", "--all").out != shown
+    else:
+        assert call(name, "--help", "--all").out == shown
+
+
 @pytest.mark.parametrize(
     "name", ["score", "prune", "finetune", "eval", "predict", *(["bench"] if RESEARCH else [])]
 )
 def test_a_command_of_many_options_shows_few_of_them_first(call, name):
-    panels = sections(call(name, "--help").out)
+    panels = sections(call(name, "--help", "--all").out)
 
     assert len(names(panels[OPTIONS])) <= 13
     assert len(panels) >= 5
@@ -134,7 +154,7 @@ def test_a_command_of_many_options_shows_few_of_them_first(call, name):
 
 
 def test_a_long_list_of_choices_is_told_in_the_help(call):
-    shown = " ".join(call("finetune", "--help").out.split())
+    shown = " ".join(call("finetune", "--help", "--all").out.split())
 
     assert (
         "--schedule NAME Learning rate schedule after the warm-up (default: cosine). One of constant, cosine"

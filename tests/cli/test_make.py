@@ -371,12 +371,12 @@ def test_one_model_becomes_a_hydra_as_by_the_single_commands(folder, tuned, call
         step = ("--val", fitting, "--epochs", "1", "--lr", "1e-4", "--batch-size", "64", "--seed", str(i))
         assert call("finetune", "m0.st", "--train", DATA[1], *step, "-o", f"by-hand-{i}.st").code == 0
     members = [f"by-hand-{i}.st" for i in range(3)]
-    merging = ("--trunk", "auto", "--max-nll-increase", "0.01", "--force-merge", "--train", fitting)
+    merging = ("--max-nll-increase", "0.01")
     fitted = ("--temperature", fitting, "--train", DATA[1], "--val", fitting)
     assert call("fuse", *members, *merging, *fitted, "-o", "by-hand.st").code == 0
     near, far = "others=digits::classes=7-9,limit=20,part=2/2", "noise=noise::limit=20,size=8"
     rows = ("--name", "hydra", "--compare", f"ensemble={','.join(members)}", "--compare", "single=m0.st")
-    on = ("--val", DATA[5], "--near", near, "--far", far, *rows, *fitted)
+    on = ("--data", DATA[5], "--near", near, "--far", far, *rows, *fitted)
     assert call("eval", "by-hand.st", *on, "-o", "by-hand.json").code == 0
 
     for ours, by_hand in (("tuned/tuned-2.st", "by-hand-2.st"), ("tuned/hydra.st", "by-hand.st")):

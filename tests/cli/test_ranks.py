@@ -168,7 +168,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
 
 @needs_proc
 def test_a_killed_rank_of_a_training_ends_the_run_with_one_line(work, python):
-    data = ("--data", "digits::classes=0-6", "--val", "digits::classes=0-6,limit=7")
+    data = ("--train", "digits::classes=0-6", "--val", "digits::classes=0-6,limit=7")
     steps = ("--steps", "1000000", "--batch-size", "4", "--save-every", "5", "--eval-every", "1000000")
     process = subprocess.Popen(
         [
@@ -217,7 +217,7 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
     corrupt = Path("images/3/1.png")  # The eighth image is read by rank 1.
     corrupt.write_bytes(corrupt.read_bytes()[:50])
 
-    process = start(2, "--train", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
+    process = start(2, "--data", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
     out, said = ended(process)
 
     assert out == ""

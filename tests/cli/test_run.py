@@ -112,8 +112,8 @@ def test_parameters_and_stages_are_chosen(pipeline, call):
 
 
 def test_defaults_hold_for_all_stages_of_a_command_that_do_not_say_otherwise(pipeline, call):
-    text = PIPELINE.replace("verify = false\n", "").replace("keep = 2\nmembers", "members")
-    Path("d.toml").write_text(f"[defaults.prune]\nverify = false\nkeep = 2\n{text}")
+    text = PIPELINE.replace("verify = false\n", "").replace("keep-heads = 2\nmembers", "members")
+    Path("d.toml").write_text(f"[defaults.prune]\nverify = false\nkeep-heads = 2\n{text}")
 
     def words(file: str) -> list[list[str]]:
         return [sorted(line.split()) for line in call("run", file, "--dry-run", "-q").out.splitlines()]
@@ -212,8 +212,8 @@ def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("keep = 2\nmembers", "kep = 2\nmembers", "stage `together`: `kep` is not an option of `hydractl prune`"),
-        ("kep", "kep", "did you mean `keep`"),
+        ("keep-heads = 2\nmembers", "kep-heads = 2\nmembers", "stage `together`: `kep-heads` is not an option of `hydractl prune`"),
+        ("kep", "kep", "did you mean `keep_heads`"),
         ('"fuse"\nmodels', '"fuze"\nmodels', "did you mean `fuse`"),
         ("@together", "@togeter", "did you mean `together`"),
         ('"{members}"', '"{membrs}"', "did you mean `members`"),
@@ -252,7 +252,7 @@ def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
 )  # fmt: skip
 def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, old, new, text):
     wrong = (
-        PIPELINE.replace("keep = 2\nmembers", "kep = 2\nmembers")
+        PIPELINE.replace("keep-heads = 2\nmembers", "kep-heads = 2\nmembers")
         if old == new
         else PIPELINE.replace(old, new)
     )
@@ -269,7 +269,7 @@ def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, o
 
 
 DOUBLING = "[params]\na0 = 'xxxxxxxxxx'\n" + "".join(f"a{i + 1} = '{{a{i}}}{{a{i}}}'\n" for i in range(40))
-STAGE = "[[stage]]\nname = 's'\ncommand = 'prune'\nmodel = 'base.st'\nstrategy = 'random'\nkeep = 2\nverify = false\nout = 'r-{i}.st'\n"
+STAGE = "[[stage]]\nname = 's'\ncommand = 'prune'\nmodel = 'base.st'\nstrategy = 'random'\nkeep-heads = 2\nverify = false\nout = 'r-{i}.st'\n"
 LONG = STAGE.replace("r-", "r" * 200 + "-") + "repeat = 2\n"
 
 
@@ -285,8 +285,8 @@ LONG = STAGE.replace("r-", "r" * 200 + "-") + "repeat = 2\n"
         (LONG + "[[stage]]\nname = 'f'\ncommand = 'fuse'\nmodels = 'x=" + "@s," * 9_000 + "'\nout = 'h.st'\n",
          "stage `f`: models: has more than 1,000,000 characters"),
         (STAGE + "members = 1000000000\n", "stands for 1000000000 outputs, but the maximum is 10000"),
-        (STAGE.replace("keep = 2", f"keep = 0x{'f' * 9999}"), "keep: is not a string, number, boolean"),
-        (STAGE.replace("keep = 2", f"keep = {'9' * 9999}"), "is not TOML: "),
+        (STAGE.replace("keep-heads = 2", f"keep-heads = 0x{'f' * 9999}"), "keep-heads: is not a string, number, boolean"),
+        (STAGE.replace("keep-heads = 2", f"keep-heads = {'9' * 9999}"), "is not TOML: "),
         ("x = " + "[" * 99_999, "is not TOML: values are nested too deep"),
         ("a." * 99_999 + "a = 1", "is not TOML: a key has too many parts"),
         ("'a' . \"\\\"\" ." * 9_999 + "a = 1", "is not TOML: a key has too many parts"),

@@ -32,7 +32,7 @@ OOD = "digits::classes=9,limit=20"
 OOD_DATA = ("--ood", OOD)
 TINY = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7,proj_drop_rate=0.1"
 EPOCHS = 2
-TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", str(EPOCHS), "--lr", "1e-3", "--keep-last")
+TRAINS = ("--train", TRAIN, "--val", VAL, "--epochs", str(EPOCHS), "--lr", "1e-3", "--keep-last")
 SCORED = {
     "circuit": (*OOD_DATA, "--remove", "3"),
     "circuit, lazily": (*OOD_DATA, "--remove", "3", "--search", "lazy"),
@@ -42,7 +42,7 @@ SCORED = {
 TUNED = {
     "whole": (),
     "bf16": ("--precision", "bf16"),
-    "of few weights": ("--last-blocks", "1", "--reset-head", "--layer-decay", "0.9"),
+    "of few weights": ("--trunk", "1", "--reset-head", "--layer-decay", "0.9"),
     "in pieces": ("--accumulate", "2", "--gradient-checkpointing", "--clip", "1"),
     "averaged": ("--ema", "0.9"),
     "swa": ("--swa", "0.5"),
@@ -105,7 +105,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("method", {**dict.fromkeys(METHODS, ()), **SCORED})
 def test_scores_are_the_same(method):
     for device in DEVICES:
-        given = ("--train", VAL, *SCORED.get(method, ()), "-o", f"{method}-{device}.json")
+        given = ("--data", VAL, *SCORED.get(method, ()), "-o", f"{method}-{device}.json")
         run("score", "base.st", "--method", method.partition(",")[0], *given, device=device)
 
     one, other = (json.loads(Path(f"{method}-{device}.json").read_text()) for device in DEVICES)
@@ -142,7 +142,7 @@ def test_rows_of_a_report_are_the_same():
     rows = [word for name, row in ROWS.items() for word in ("--compare", f"{name}={row}")]
     for device in DEVICES:
         given = (
-            "--train",
+            "--data",
             VAL,
             "--near",
             OOD,

@@ -92,7 +92,7 @@ def run_in_processes(argv, folder):
 
 def config(out, **changes):
     given = {
-        "data": DataRef.parse(TRAIN),
+        "train": DataRef.parse(TRAIN),
         "val": DataRef.parse(VAL),
         "recipe": RECIPE,
         "device": "cpu",

@@ -625,7 +625,7 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, row_with_t
     assert is_stock(base)
     assert not is_stock(base.model_copy(update={"label_temperatures": (1.0, 2.0, 1.0)}))
 
-    data = ("--val", place / "val.jsonl", "--no-latency", "--force")
+    data = ("--data", place / "val.jsonl", "--no-latency", "--force")
     argv = ["eval", place / "plain-0.st", *data, "--temperature", 1, "--save-model", place / "kept.st"]
     assert main([*map(str, argv)]) == 0
     assert "not kept" not in capsys.readouterr().err
@@ -716,7 +716,7 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
     ("options", "message"),
     [
         (
-            {"fit": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
+            {"train": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
             "`--train`: needs models that answer one label",
         ),
         (
@@ -739,7 +739,7 @@ def test_what_is_defined_for_one_label_is_refused(place, monkeypatch, options, m
         pytest.importorskip("hydractl.research")
         options = {"compare": (NamedModels.parse(options["compare"]),)}
     if "fit" in options:
-        options = options | {"fit": DataRef.parse("train.jsonl"), "near": NamedData.parse_all("n=letters")}
+        options = options | {"train": DataRef.parse("train.jsonl"), "near": NamedData.parse_all("n=letters")}
     with pytest.raises(UsageError, match=message):
         evaluate(place, "base.st", **options)
 

@@ -79,11 +79,10 @@ COMMANDS = {
             "fuse",
             "{members[0]}",
             "{members[1]}",
-            *OF_DIGITS,
             "--temperature",
             "digits::split=val,classes=0-6,limit=31",
         ),
-        *("--trunk", "auto", "--max-nll-increase", "9", "--force-merge", "-o", "{out}.st"),
+        *("--max-nll-increase", "9", "-o", "{out}.st"),
         *(
             "--train",
             "digits::split=train,classes=0-6,limit=50",

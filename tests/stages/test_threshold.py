@@ -300,7 +300,7 @@ def test_a_temperature_alone_can_be_stored(models):
 @pytest.mark.usefixtures("stored")
 def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
     """Another temperature, or a new fit of the threshold's own score, drops the threshold."""
-    features = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=90")}
+    features = {"train": DataRef.parse("digits::split=train,classes=0-6,limit=90")}
     told = {"near": (NamedData.parse("sevens=digits::classes=7,limit=20"),), "metrics": ("accuracy", "auroc")}
 
     def store(model, name, **given):
@@ -309,7 +309,7 @@ def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
             **QUICK,
             "model": str(models / model),
             "data": DataRef.parse(HELD),
-            "store": models / name,
+            "save_model": models / name,
         }
         run_eval(EvalConfig(**(settings | given)), progress_log := ProgressLog())
         dropped = [warning for warning in progress_log.warnings if "its threshold is not kept" in warning]

@@ -53,7 +53,7 @@ def models(tmp_path_factory):
     """A base, its copy `scored.st` with `energy+density`, and `both.st` with both tests."""
     made = tmp_path_factory.mktemp("models")
     save(made / "base.st", labels=tuple("0123456"))
-    fit = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=300")}
+    fit = {"train": DataRef.parse("digits::split=train,classes=0-6,limit=300")}
     val = DataRef.parse("digits::split=train,classes=0-6,part=1/2")
     evaluate(
         made, "base.st", data="digits::split=test,classes=0-6", val=val, save_model=made / "scored.st", **fit
@@ -304,7 +304,7 @@ def test_too_few_samples_accept_every_input_and_say_so(models):
 def test_both_tests_are_dropped_together(models):
     """The threshold was fitted on inputs that pass the test `known`, so neither is valid alone."""
     fit = {
-        "fit": DataRef.parse("digits::split=train,classes=0-6,limit=90"),
+        "train": DataRef.parse("digits::split=train,classes=0-6,limit=90"),
         "ood_score": ("relative-mahalanobis",),
     }
 

@@ -81,6 +81,7 @@ class MakeConfig(CommandConfig):
     """Options of `make`: checkpoints, data and output."""
 
     COMMAND: ClassVar[str] = "make"
+    COMMON = ("val", "test", "train", "near", "far", "risk", "hydra", "classes", "out", "device", "dry_run")
 
     models: tuple[str, ...] = required(
         Setting(

@@ -92,6 +92,20 @@ class BenchConfig(CommandConfig):
     """Options of `bench`: a model, its data, the rivals, and the training of the rivals."""
 
     COMMAND: ClassVar[str] = "bench"
+    COMMON = (
+        "train",
+        "val",
+        "test",
+        "near",
+        "far",
+        "compare",
+        "rivals",
+        "hydra_model",
+        "lr",
+        "epochs",
+        "out",
+        "dry_run",
+    )
 
     model: str = required(shared.MODEL)
     train: DataRef = required(_data(f"Labelled training data: {shared.DATA_SOURCES}."))

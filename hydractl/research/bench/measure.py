@@ -47,7 +47,7 @@ def base_of(config: BenchConfig) -> OpenModel:
     if model_file.header.kind is not Kind.BASE:
         raise UsageError(
             f"{config.model}: is a {model_file.header.kind.value}, but rivals are made from an unpruned model",
-            hint="give its base, and this model with `--hydra` or `--compare`",
+            hint="give its base, and this model with `--hydra-model` or `--compare`",
         )
     config.naming.classes(model_file)
     return model_file

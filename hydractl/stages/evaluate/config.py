@@ -144,6 +144,20 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     """Options of `eval`."""
 
     COMMAND: ClassVar[str] = "eval"
+    COMMON = (
+        "data",
+        "near",
+        "far",
+        "compare",
+        "fail_if",
+        "out",
+        "temperature",
+        "train",
+        "val",
+        "ood_score",
+        "threshold_for",
+        "save_model",
+    )
 
     model: str = required(shared.MODEL)
     """Model of the first row. `--fail-if` applies to this row."""

@@ -28,6 +28,17 @@ class ExportConfig(CheckedSettings, CommandConfig):
     """Options of `export`."""
 
     COMMAND: ClassVar[str] = "export"
+    COMMON = (
+        "out",
+        "with_preprocess",
+        "quantize",
+        "data",
+        "ood",
+        "tolerance",
+        "save_report",
+        "classes",
+        "force",
+    )
 
     model: str = required(shared.MODEL)
     out: Path = required(

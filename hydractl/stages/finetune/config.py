@@ -56,6 +56,20 @@ class FinetuneConfig(CommandConfig):
     """Options of `finetune`."""
 
     COMMAND: ClassVar[str] = "finetune"
+    COMMON = (
+        "train",
+        "val",
+        "out",
+        "recipe",
+        "lr",
+        "epochs",
+        "batch_size",
+        "seed",
+        "train_parts",
+        "trunk",
+        "teacher",
+        "device",
+    )
 
     model: str = required(shared.MODEL)
     """A backbone, a base, a member or a hydra. `arch:NAME` trains from random weights."""

@@ -111,6 +111,19 @@ class FuseConfig(CommandConfig):
     """Options of `fuse`."""
 
     COMMAND: ClassVar[str] = "fuse"
+    COMMON = (
+        "out",
+        "val",
+        "train",
+        "temperature",
+        "trunk",
+        "max_nll_increase",
+        "mlp",
+        "own_blocks",
+        "classes",
+        "device",
+        "force",
+    )
 
     models: tuple[str, ...] = required(
         Setting(

@@ -58,6 +58,7 @@ class ImportConfig(CommandConfig):
     """Options of `import`."""
 
     COMMAND: ClassVar[str] = "import"
+    COMMON = ("out", "arch", "num_classes", "labels", "tokenizer", "ema", "rename", "img_size", "force")
 
     sources: tuple[str, ...] = required(
         Setting(

@@ -64,6 +64,18 @@ class PredictConfig(CommandConfig):
     """Options of `predict`."""
 
     COMMAND: ClassVar[str] = "predict"
+    COMMON = (
+        "out",
+        "top_k",
+        "ood_score",
+        "train",
+        "threshold",
+        "classes",
+        "batch_size",
+        "device",
+        "force",
+        "json",
+    )
     model: str = required(shared.MODEL)
     data: tuple[str, ...] = required(
         Setting(

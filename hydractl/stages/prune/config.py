@@ -167,6 +167,19 @@ class PruneConfig(CommandConfig):
     """Options of `prune`."""
 
     COMMAND: ClassVar[str] = "prune"
+    COMMON = (
+        "out",
+        "scores",
+        "masks",
+        "members",
+        "seed",
+        "keep_heads",
+        "remove",
+        "keep_fraction",
+        "strategy",
+        "pool",
+        "trunk",
+    )
 
     model: str = required(
         replace(

@@ -50,6 +50,19 @@ class ScoreConfig(CommandConfig):
     """Options of `score`."""
 
     COMMAND: ClassVar[str] = "score"
+    COMMON = (
+        "out",
+        "method",
+        "data",
+        "ood",
+        "seed",
+        "keep_heads",
+        "remove",
+        "keep_fraction",
+        "objective",
+        "search",
+        "device",
+    )
 
     model: str = required(shared.MODEL)
     """A base."""

@@ -103,7 +103,7 @@ def test_the_single_model_of_the_digits_is_trained_as_long_as_the_hydra():
 @pytest.mark.parametrize("name", DEMOS)
 def test_no_item_has_two_uses(name):
     content = Content.TEXTS if name == "pretrained" else Content.IMAGES
-    plain = {*values(lines(name), "--train", "--val", "--ood")}
+    plain = {*values(lines(name), "--data", "--train", "--val", "--ood")}
     ood = {ref.partition("=")[2] for ref in values(lines(name), "--near", "--far")}
     sets = {ref: open_data(ref, content=content) for ref in plain | ood if "part=" not in ref}
     items = [(data.name, data.key(i)) for data in sets.values() for i in range(len(data))]

@@ -26,7 +26,7 @@ from support.reviews import arch, reviews, tokenization
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 DIGITS = "digits::classes=0-6"
 DATA = (
-    "--data",
+    "--train",
     f"{DIGITS},limit=14",
     "--val",
     f"{DIGITS},split=val,limit=7",

@@ -33,7 +33,7 @@ ONE_MODEL = ("lora-ensemble::rank=2", "singular-values")
 
 
 def config(out, model, method, **changes):
-    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    given = {"train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
     options = {"method": method, "order_seed": changes.pop("order_seed", None)}
     return FinetuneConfig(
         model=str(model),
@@ -51,7 +51,7 @@ def evaluated(*paths):
     """Return the metrics of a row with one or several models."""
     rows = (NamedModels.parse(f"row={','.join(map(str, paths))}"),) if len(paths) > 1 else ()
     given = {"latency": False, "bootstrap": 0, "device": "cpu", "dtype": "fp32"}
-    asked = EvalConfig(model=str(paths[0]), data=DataRef.parse(VAL), compare=rows, **given)
+    asked = EvalConfig(model=str(paths[0]), train=DataRef.parse(VAL), compare=rows, **given)
     return run_eval(asked).document.rows[-1].values
 
 
@@ -241,7 +241,7 @@ def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copie
     for wrong in (model, apart):
         with pytest.raises(UsageError, match="is not a hydra whose members share every block") as refused:
             run_finetune(config(tmp_path / "out.st", wrong, "mimo"))
-        assert "--own-from 3" in str(refused.value.hint)
+        assert "--trunk 3 --own-blocks" in str(refused.value.hint)
     with pytest.raises(UsageError, match="none of the trained layers can use the method"):
         run_finetune(
             config(tmp_path / "out.st", copies, "mimo", recipe=replace(RECIPE, train_parts=("head",)))

@@ -28,8 +28,8 @@ JOINT = {"training": "joint", "epochs": 2}
 
 def config(model, out, **changes):
     settings = {"data": DIGITS, "batch_size": 16, "method": "l0", "given": {"epochs": 2}} | changes
-    if (trained := settings.pop("trained", None)) is not None:
-        settings["extensions"] = (TrainedWeights(trained=trained),)
+    if (trained := settings.pop("save_model", None)) is not None:
+        settings["extensions"] = (TrainedWeights(save_model=trained),)
     return ScoreConfig(model=model, out=out, **settings)
 
 
@@ -138,20 +138,24 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
     ("changes", "error", "message"),
     [
         (
-            {"trained": "t.st"},
+            {"save_model": "t.st"},
             UsageError,
             "no weights are trained by `--method l0` and `--training pipelined`",
         ),
-        ({"trained": "t.st", "method": "magnitude", "given": {}}, UsageError, "by `--method magnitude`"),
-        ({"trained": "-", "given": JOINT}, UsageError, "is a stream"),
-        ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is also the output file of the scores"),
+        ({"save_model": "t.st", "method": "magnitude", "given": {}}, UsageError, "by `--method magnitude`"),
+        ({"save_model": "-", "given": JOINT}, UsageError, "is a stream"),
+        (
+            {"save_model": "s", "out": "s", "given": JOINT},
+            UsageError,
+            "is also the output file of the scores",
+        ),
         ({"given": {"cooldown": 0.5}}, UsageError, "`--cooldown` has no effect with `--method l0`"),
         ({"method": "dsp", "budget": HeadBudget(remove=12)}, UsageError, "nothing to select"),
     ],
 )
 def test_bad_input(model, tmp_path, changes, error, message):
-    if (name := changes.get("trained")) is not None:
-        changes = changes | {"trained": Path(name) if name == "-" else tmp_path / name}
+    if (name := changes.get("save_model")) is not None:
+        changes = changes | {"save_model": Path(name) if name == "-" else tmp_path / name}
     if (name := changes.get("out")) is not None:
         changes = changes | {"out": tmp_path / name}
 

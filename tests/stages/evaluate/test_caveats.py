@@ -147,7 +147,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
         run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
 
     calibrated = [
-        "m: its temperature was fitted on 110 of 110 samples of `--val`: calibration errors will be too low"
+        "m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"
     ]
     assert (
         relevant_warnings("warm.st")
@@ -156,7 +156,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
         == calibrated
     )
     assert relevant_warnings("choosy.st") == [
-        "m: its threshold was fitted on 110 of 110 samples of `--val`: its error rate will be too low"
+        "m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"
     ]
     assert [relevant_warnings(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 

@@ -35,7 +35,7 @@ SCORES = ("msp", *FEATURES)
 
 def config(model, **changes):
     given = {
-        "near": (NamedData.parse(f"others={NEAR}"),), "fit": DataRef.parse(FIT), "val": DataRef.parse(VAL), "ood_score": SCORES, "latency": False,
+        "near": (NamedData.parse(f"others={NEAR}"),), "train": DataRef.parse(FIT), "val": DataRef.parse(VAL), "ood_score": SCORES, "latency": False,
         "bootstrap": 0, "device": "cpu", "metrics": ("accuracy", "auroc"),
     }  # fmt: skip
     return EvalConfig(model=str(model), data=DataRef.parse(DATA), **(given | changes))
@@ -200,7 +200,7 @@ REFUSED = {
     "nothing to fit": ({"ood_score": ("msp",)}, "`--train` has no effect", "relative-mahalanobis"),
     "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),), "val": None}, "held-out ID data", "--val"),
     "nothing to standardize on": ({"val": None}, "`energy.density` needs held-out ID data", "--val VAL"),
-    "nothing held out is for": ({"fit": None, "ood_score": None}, "`--val` has no effect", "--train TRAIN"),
+    "nothing held out is for": ({"train": None, "ood_score": None}, "`--val` has no effect", "--train TRAIN"),
     "no such option": ({"ood_score": ("knn:n=3",), "val": None}, "has no option `n`", "`k`"),
     "no such value": ({"ood_score": ("mahalanobis:alpha=2",), "val": None}, "`alpha` must be a number in", None),
     "an option that need not be said": ({"ood_score": ("knn:k=1",), "val": None}, "write it as `knn`", "write `knn`"),

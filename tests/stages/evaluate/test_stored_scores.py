@@ -30,7 +30,7 @@ OTHER = "digits::split=train,classes=0-6,limit=80"
 NEAR = "digits::classes=7-8,limit=30"
 K = 5
 VAL = "digits::split=val,classes=0-6,limit=20"
-FITTING = {"fit": DataRef.parse(FIT), "val": DataRef.parse(VAL)}
+FITTING = {"train": DataRef.parse(FIT), "val": DataRef.parse(VAL)}
 FITTED = ("energy+density", "relative-mahalanobis", "mahalanobis", f"knn:k={K}", "vim")
 
 
@@ -223,7 +223,7 @@ def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(model_folder
 )
 def test_a_model_without_a_score_is_named_before_anything_is_read(model_folder, models, lacking, score):
     if lacking == "some.st":
-        some = {"ood_score": ("knn", "mahalanobis"), "store": model_folder / "some.st", "force": True}
+        some = {"ood_score": ("knn", "mahalanobis"), "save_model": model_folder / "some.st", "force": True}
         run_eval(config(model_folder / "m0.st", **some, train=DataRef.parse(FIT)))
     first, *others = (model.replace("{}", str(model_folder)) for model in models)
     scores = ("mahalanobis", "knn" if lacking == "some.st" else f"knn:k={K}", "vim")
@@ -309,12 +309,12 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(model_f
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"store": "again.st"}, "`--save-model`: the command fits nothing to store", "--train TRAIN"),
+        ({"save_model": "again.st"}, "`--save-model`: the command fits nothing to store", "--train TRAIN"),
     ],
 )
 def test_what_has_no_effect_without_data_is_refused(tmp_path, changes, message, hint):
     if "store" in changes:
-        changes = {"store": tmp_path / changes["store"]}
+        changes = {"save_model": tmp_path / changes["save_model"]}
     with pytest.raises(UsageError, match=message) as caught:
         config("m.st", **changes)
     assert hint in caught.value.hint

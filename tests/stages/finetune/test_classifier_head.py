@@ -39,7 +39,7 @@ def digits(classes, split="train"):
 
 
 def config(out, model, classes="0-2", **changes):
-    given = {"data": digits(classes), "val": digits(classes, "val"), "recipe": RECIPE, "device": "cpu"}
+    given = {"train": digits(classes), "val": digits(classes, "val"), "recipe": RECIPE, "device": "cpu"}
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
 
 
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 def texts_config(out, folder, **changes):
     data, val = (DataRef.parse(str(folder / f"{name}.jsonl")) for name in ("train", "val"))
-    return config(out, folder / "m", **({"data": data, "val": val} | changes))
+    return config(out, folder / "m", **({"train": data, "val": val} | changes))
 
 
 # classifiers that are kept or replaced
@@ -107,7 +107,7 @@ def test_other_names_are_other_classes(tmp_path):
         open_data("digits").image(i).save(folder / "0.png")
     data, val = (DataRef.parse(str(path)) for path in (place, held))
     given = config(
-        tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), data=data, val=val
+        tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), train=data, val=val
     )
     work, progress_log = prepared(given)
 
@@ -157,7 +157,7 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
 
     def again(classes, **changes):
         data = DataRef.parse(f"{folder / 'train.jsonl'}::classes={classes}")
-        given = {"data": data, "val": data, **changes}
+        given = {"train": data, "val": data, **changes}
         return prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out), **given))[0]
 
     for same in (again("0-2"), again("1-2", num_classes=5), again("1-2", recipe=KEPT)):
@@ -202,7 +202,7 @@ def test_a_kept_classifier_takes_classes_in_order_where_it_has_no_names_or_the_u
         DataRef.parse(f"digits::classes=0-6,limit=40,split={split}{names}{options}")
         for split in ("train", "val")
     )
-    given = replace(config(tmp_path / "out.st", model, recipe=KEPT), data=data, val=val)
+    given = replace(config(tmp_path / "out.st", model, recipe=KEPT), train=data, val=val)
     if not kept:
         with pytest.raises(DataError, match="`--keep-head`: ") as caught:
             prepared(given)

@@ -49,7 +49,7 @@ SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0)
 
 
 def config(out, model=ARCH, **changes):
-    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    given = {"train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
 
 
@@ -90,7 +90,7 @@ def test_same_seed_same_bytes(tmp_path, plain):
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
     root = digits_folder(tmp_path / "d", TRAIN)
-    sets = {"data": DataRef.parse(str(root)), "val": DataRef.parse(str(root))}
+    sets = {"train": DataRef.parse(str(root)), "val": DataRef.parse(str(root))}
     run_and_save(tmp_path / "a.st", **sets)
     unreadable(root / "0")
 
@@ -491,7 +491,7 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, progr
     data = DataRef.parse(TRAIN) if "60" in val else everything
 
     prepare(
-        config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), Output(OutputLock(force=False))
+        config(tmp_path / "out.st", train=data, val=DataRef.parse(val)), Output(OutputLock(force=False))
     ).inputs()
 
     lost = (
@@ -530,7 +530,7 @@ def pictures(tmp_path):
 
 def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
     recipe = replace(RECIPE, augment=("rrc",), epochs=8, batch_size=4)
-    given = {"data": DataRef.parse(f"{pictures}/train/"), "val": DataRef.parse(f"{pictures}/val/")}
+    given = {"train": DataRef.parse(f"{pictures}/train/"), "val": DataRef.parse(f"{pictures}/val/")}
     given |= {"model": ARCH.replace("num_classes=7", "num_classes=2"), "recipe": recipe}
     whole = run_and_save(pictures / "whole.st", **given).read_bytes()
     out, lost = pictures / "out.st", pictures / "train/b/3.png"
@@ -557,7 +557,7 @@ def cut(out, **changes):
 OTHERS = (
     {"seed": 1},
     {"recipe": replace(RECIPE, lr=(2e-3,))},
-    {"data": DataRef.parse(TRAIN.replace("60", "59"))},
+    {"train": DataRef.parse(TRAIN.replace("60", "59"))},
     {"val": DataRef.parse(VAL.replace("40", "39"))},
 )
 
@@ -638,18 +638,18 @@ def test_going_on_is_reported(tmp_path):
 
 
 def unlabelled(tmp_path):
-    return config(tmp_path / "out.st", data=DataRef.parse("noise::limit=5"))
+    return config(tmp_path / "out.st", train=DataRef.parse("noise::limit=5"))
 
 
 def fewer_classes(tmp_path):
-    return config(tmp_path / "out.st", data=DataRef.parse("digits::split=train"))
+    return config(tmp_path / "out.st", train=DataRef.parse("digits::split=train"))
 
 
 def unlabelled_folder(tmp_path):
     folder = tmp_path.parent / f"{tmp_path.name}-data" / "c0"
     folder.mkdir(parents=True)
     open_data(TRAIN).image(0).save(folder / "0.png")
-    return config(tmp_path / "out.st", data=DataRef.parse(str(folder)))
+    return config(tmp_path / "out.st", train=DataRef.parse(str(folder)))
 
 
 def not_an_image(tmp_path):
@@ -659,7 +659,7 @@ def not_an_image(tmp_path):
     other.mkdir()
     (other / "0.png").write_bytes((Path(reference.source) / "0.png").read_bytes())
     data = DataRef.parse(str(other.parent))
-    return config(tmp_path / "out.st", data=data, val=data)
+    return config(tmp_path / "out.st", train=data, val=data)
 
 
 def saves_of_a_stream(tmp_path):
@@ -727,7 +727,7 @@ def test_bad_input_is_answered_and_leaves_nothing(tmp_path, make, error, said):
 
 def test_a_fresh_model_of_another_number_of_classes_says_what_to_type(tmp_path):
     with pytest.raises(DataError) as caught:
-        run_finetune(config(tmp_path / "out.st", data=DataRef.parse("digits")))
+        run_finetune(config(tmp_path / "out.st", train=DataRef.parse("digits")))
 
     assert "`num_classes=10`" in caught.value.hint
     assert "`::classes=`" in caught.value.hint

@@ -57,7 +57,7 @@ def models(tmp_path_factory):
     paths = tuple(str(s.save(folder / f"{i}.st")) for i, s in enumerate(samples))
     for name, files, options in (
         ("members", paths, {"mlp": "keep"}),
-        ("own-heads", paths[:1] * 3, {"own_from": 2}),
+        ("own-heads", paths[:1] * 3, {"trunk": 2, "own_blocks": True}),
         ("one-head", paths[:1] * 2, {}),
     ):
         run_fuse(FuseConfig(models=files, out=folder / f"{name}.st", verify=False, **options))
@@ -68,7 +68,12 @@ def models(tmp_path_factory):
 
 def config(models, name, out, **changes):
     data = models["texts"] if models[name].startswith("arch:") else (TRAIN, VAL)
-    given = {"data": DataRef.parse(data[0]), "val": DataRef.parse(data[1]), "recipe": RECIPE, "device": "cpu"}
+    given = {
+        "train": DataRef.parse(data[0]),
+        "val": DataRef.parse(data[1]),
+        "recipe": RECIPE,
+        "device": "cpu",
+    }
     return FinetuneConfig(model=models[name], out=out, **(given | changes))
 
 

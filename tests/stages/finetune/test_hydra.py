@@ -37,7 +37,7 @@ SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0, dropout=0.0
 
 
 def tuned(out, model, progress=SILENT, **changes):
-    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    given = {"train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
     return run_finetune(FinetuneConfig(model=str(model), out=out, **(given | changes)), progress)
 
 
@@ -183,7 +183,7 @@ def test_members_that_share_everything_have_nothing_of_their_own(tmp_path):
 
     with pytest.raises(UsageError, match=r"same\.st share all weights") as caught:
         tuned(tmp_path / "out.st", tmp_path / "same.st", recipe=replace(RECIPE, train_parts=("own",)))
-    assert "fuse with `--own-from L`" in caught.value.hint
+    assert "fuse with `--trunk N --own-blocks`" in caught.value.hint
 
 
 def test_reported_metrics_are_the_ensemble_s(report, whole):
@@ -269,7 +269,7 @@ def test_members_get_classifiers_of_their_own(tmp_path, hydra):
     data = DataRef.parse("digits::split=train,classes=0-4,limit=24")
     val = DataRef.parse("digits::split=val,classes=0-4,limit=20")
     recipe, progress_log = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), ProgressLog()
-    tuned(tmp_path / "out.st", hydra, progress_log, data=data, val=val, recipe=recipe, head_seed=5)
+    tuned(tmp_path / "out.st", hydra, progress_log, train=data, val=val, recipe=recipe, head_seed=5)
 
     after, before = header(tmp_path / "out.st"), header(hydra)
     assert after.architecture.num_classes == 5
@@ -300,7 +300,7 @@ def test_a_classifier_that_members_share_is_not_their_own(tmp_path):
 def test_batches_of_their_own_want_no_trunk_and_no_teachers(tmp_path, hydra):
     with pytest.raises(UsageError, match="share 2 blocks, which run once") as caught:
         tuned(tmp_path / "out.st", hydra, batches="own")
-    assert "`--own-from 0`" in caught.value.hint
+    assert "`--trunk 0 --own-blocks`" in caught.value.hint
     with pytest.raises(UsageError, match="only members of a hydra can have their own batches"):
         tuned(tmp_path / "out.st", base().save(tmp_path / "base.st"), batches="own")
     with pytest.raises(UsageError, match="`--batches own` and `--teacher` exclude each other"):

@@ -29,7 +29,7 @@ SGD = Recipe(lr=(0.02,), optimizer="sgd", weight_decay=0.0, steps=6, batch_size=
 
 
 def config(out, model, **changes):
-    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": SGD, "device": "cpu"}
+    given = {"train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": SGD, "device": "cpu"}
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
 
 

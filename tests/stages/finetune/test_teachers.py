@@ -30,7 +30,7 @@ LABELS = tuple("0123456")
 
 
 def config(out, model, **changes):
-    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": SGD, "device": "cpu"}
+    given = {"train": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": SGD, "device": "cpu"}
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
 
 

@@ -37,7 +37,7 @@ NONE = parse_threshold("none")
 
 
 def evaluated(model, **settings):
-    given = {"fit": DataRef.parse(FIT), "ood_score": (*FITTED,)} | QUICK | settings
+    given = {"train": DataRef.parse(FIT), "ood_score": (*FITTED,)} | QUICK | settings
     if "energy+density" in (given["ood_score"] or ()):
         given["val"] = DataRef.parse(VAL)
     return run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), **given)).document.rows[0]
@@ -124,7 +124,7 @@ def test_a_hydra_has_the_mean_of_its_members(model_folder, eval_scores, score):
     assert not torch.allclose(each[0], eval_scores[score], rtol=1e-2)
 
 
-@pytest.mark.parametrize(("settings", "fitting"), [({}, 0), ({"fit": DataRef.parse(FIT)}, 3)])
+@pytest.mark.parametrize(("settings", "fitting"), [({}, 0), ({"train": DataRef.parse(FIT)}, 3)])
 def test_inputs_go_through_the_model_once(model_folder, row, monkeypatch, settings, fitting):
     passes, respond = [], inference.respond
 
@@ -156,7 +156,7 @@ def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(model_
     kept = evaluated(
         model_folder / "hydra.st", ood_score=(KNN,), threshold_for=0.95, delta=0.2, out=out
     ).threshold
-    same = {"threshold": out, "fit": DataRef.parse(FIT)}
+    same = {"threshold": out, "train": DataRef.parse(FIT)}
 
     told = lines(model_folder, "hydra.st", **same)
     assert sum(line["accepted"] for line in told) == kept.accepted
@@ -243,12 +243,12 @@ def test_inspect_says_what_is_held(model_folder, row, capsys):
 REFUSED = {
     "not fitted": ("hydra.st", {"ood_score": "knn"}, "not fitted for this model", "--ood-score knn --train TRAIN --save-model"),
     "fitted twice": (
-        "stored.st", {"ood_score": KNN, "threshold": NONE, "fit": FIT}, "already stores a fitted `knn:k=5`", "leave it out",
+        "stored.st", {"ood_score": KNN, "threshold": NONE, "train": FIT}, "already stores a fitted `knn:k=5`", "leave it out",
     ),
-    "nothing to fit": ("hydra.st", {"fit": FIT}, "the OOD score `msp` is not feature-based", "--ood-score relative-mahalanobis"),
-    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--train` and `--ood-score mi` exclude each other", "mahalanobis"),
+    "nothing to fit": ("hydra.st", {"train": FIT}, "the OOD score `msp` is not feature-based", "--ood-score relative-mahalanobis"),
+    "a score of logits": ("hydra.st", {"ood_score": "mi", "train": FIT}, "`--train` and `--ood-score mi` exclude each other", "mahalanobis"),
     "another neighbour": ("stored.st", {"ood_score": "knn", "threshold": NONE}, "`knn` is feature-based and was not fitted", "--ood-score knn"),
-    "held-out data are needed": ("hydra.st", {"ood_score": "energy+density", "fit": FIT}, "exclude each other", "--val VAL --save-model"),
+    "held-out data are needed": ("hydra.st", {"ood_score": "energy+density", "train": FIT}, "exclude each other", "--val VAL --save-model"),
     "the default was not fitted": ("hydra.st", {"ood_score": "energy+density"}, "not fitted", "--train TRAIN --val VAL --save-model"),
     "a bound that is none": ("stored.st", {"ood_score": KNN, "threshold": 3.0}, "between 0 and 2", None),
     "another score's threshold": ("stored.st", {"ood_score": KNN}, "is for `mahalanobis`", "--threshold none"),
@@ -257,7 +257,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("model", "settings", "message", "hint"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_told_is_refused(model_folder, row, model, settings, message, hint):
-    given = settings | ({"fit": DataRef.parse(settings["fit"])} if "fit" in settings else {})
+    given = settings | ({"train": DataRef.parse(settings["train"])} if "train" in settings else {})
     with pytest.raises(UsageError, match=message) as caught:
         lines(model_folder, model, **given)
 

@@ -147,7 +147,7 @@ def test_several_members_differ_and_agree_before_the_layer_they_diverge_from(tmp
         budget=HeadBudget(remove=4),
         members=3,
         pool=8,
-        diverge_from=1,
+        trunk=1,
     )
     masks = [HeadMask.read(p).towers["vision"].keep for p in report.paths if p.suffix == ".json"]
     assert names(tmp_path) == [
@@ -337,7 +337,7 @@ def test_scores_that_order_too_few_heads_say_how_many_to_remove(tmp_path, model,
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("layer", [0, 1, 2, 3])
 def test_members_may_diverge_from_any_layer_or_nowhere(tmp_path, model, layer):
-    prune(model, tmp_path / "m.st", **with_scores(diverge_from=layer)(tmp_path))
+    prune(model, tmp_path / "m.st", **with_scores(trunk=layer)(tmp_path))
 
 
 def test_a_random_architecture_can_be_pruned(tmp_path):
@@ -445,8 +445,8 @@ ERRORS = {
     "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep-heads 5`: cannot keep 5 heads per layer"),
     "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads from each member"),
     "pool-too-large": (with_scores(pool=13), UsageError, "`--pool 13`: the model has 12 heads"),
-    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--trunk 4`: must be in 0..3; the model has 3 layers"),
-    "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must be in 0..3"),
+    "diverge-too-late": (with_scores(trunk=4), UsageError, "`--trunk 4`: must be in 0..3; the model has 3 layers"),
+    "diverge-too-late-in-a-pool": (with_scores(trunk=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must be in 0..3"),
     "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: ranks only 3 heads, but `--remove 4` removes 4"),
     "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: ranks only 3 heads, but `--keep-heads 2` removes 6"),
     "one-ordered": (with_scores(stopped=1, budget=HeadBudget(keep_fraction=0.5)), UsageError, "s.json: ranks only 1 head, but `--keep-fraction 0.5` removes 6"),
@@ -523,7 +523,7 @@ CONFIGS = {
         "`--remove R`, `--keep-fraction F"
     )),
     "mask-and-budget": ({"masks": M, "budget": HeadBudget(remove=1)}, "a mask already says which heads are kept"),
-    "mask-and-layer": ({"masks": M, "diverge_from": 2}, "a mask already says which heads are kept"),
+    "mask-and-layer": ({"masks": M, "trunk": 2}, "a mask already says which heads are kept"),
     "mask-and-members": ({"masks": M, "members": 2}, "a mask already says which heads are kept"),
     "members-and-several-scores": ({"scores": S * 2, "budget": HeadBudget(remove=1), "members": 2, "pool": 3}, "several `--scores` make one member each; leave out `--members"),
     "members-without-pool": ({"scores": S, "budget": HeadBudget(remove=1), "members": 2}, "`--members` needs a pool"),

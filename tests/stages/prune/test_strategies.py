@@ -357,7 +357,7 @@ REFUSED = {
     "members-of-no-clusters": ({"auto": True, "scores": "open", "members": 2}, "`--members` needs a pool", "--pool P"),
     "too-many-random": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=12), "members": 2}, "2 different masks are required", "fewer `--members`"),
     "random-beyond": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=13)}, "cannot remove 13 heads", None),
-    "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "diverge_from": 4}, "must be in 0..3", "in none"),
+    "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "trunk": 4}, "must be in 0..3", "in none"),
     "auto-pool-too-small": ({"auto": True, "scores": "open", "pool": 5}, "`--pool 5`: `--keep-heads auto` removes 7 heads", "larger pool"),
 }  # fmt: skip
 

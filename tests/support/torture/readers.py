@@ -87,7 +87,7 @@ def _listed(name: str) -> tuple[Words, ...]:
 
 UNITS = {
     "base.st": Unit(kind="checkpoints", lines=(
-        *_stages("prune-mask", "score"), *_listed("base.st"), ("fuse", "base.st", "base.st", "--own-from", "1", "-q", "-o", "out.st"),
+        *_stages("prune-mask", "score"), *_listed("base.st"), ("fuse", "base.st", "base.st", "--trunk", "1", "--own-blocks", "-q", "-o", "out.st"),
     )),
     "m-0.st": Unit(kind="checkpoints", lines=(
         *_stages("fuse"), *_listed("m-0.st"), _tuned("m-0.st", VAL),

@@ -218,7 +218,7 @@ ROWS = (
         "from hydractl.research.scores.gates import GateRun, TrainedWeights\n"
         "from types import SimpleNamespace as N; c = Checkpoint.open(Path('base.st'))\n"
         "w = {n: torch.full_like(x, float('inf')) if x.is_floating_point() else x for n, x in c.tensors().items()}\n"
-        "e = (TrainedWeights(trained=Path('t.st')),)\n"
+        "e = (TrainedWeights(save_model=Path('t.st')),)\n"
         "GateRun(N(extensions=e), N(checkpoint=c)).publish(None, None, N(weights=w), None)",
         "score base.st --data digits::classes=0-6,limit=14 --method l0 --epochs 1 --batch-size 8 --training joint "
         "--weights-lr 1e-4 -o o.json",

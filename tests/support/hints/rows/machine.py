@@ -285,7 +285,7 @@ ROWS = (
         test="tests/cli/test_contract.py::test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_command",
     ),
     Row(
-        "use a smaller `--signature-size`, or fewer classes: `--val DATA::classes=0-99`",
+        "use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
         test="tests/scoring/cahp/test_moments.py::test_too_many_classes_are_refused",
     ),
     Row(

@@ -24,7 +24,7 @@ PAIR_FILE = {
         )
     )
 }
-SETS = f"--data {DIGITS} --val {DIGITS},split=val --test {DIGITS},split=test"
+SETS = f"--train {DIGITS} --val {DIGITS},split=val --test {DIGITS},split=test"
 BENCH = f"bench base.st {SETS} -o out --dry-run"
 BENCH_TEXTS = "bench bert --train texts.jsonl --val texts.jsonl --test texts.jsonl -o out --dry-run"
 TUNE = f"--train {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -o o.st"
@@ -172,14 +172,14 @@ ROWS = (
         f"{BENCH} --rivals pruned-hydra --members 3",
     ),
     Row(
-        "give its base, and this model with `--hydra` or `--compare`",
+        "give its base, and this model with `--hydra-model` or `--compare`",
         BENCH.replace("base.st", "hydra.st"),
-        f"{BENCH} --hydra hydra.st",
+        f"{BENCH} --hydra-model hydra.st",
     ),
     Row(
-        "`hydractl fuse base.st base.st base.st --own-from {} -o copies.st` makes one from a base",
+        "`hydractl fuse base.st base.st base.st --trunk {} --own-blocks -o copies.st` makes one from a base",
         f"finetune hydra.st --method mimo {TUNE}",
-        "fuse base.st base.st base.st --own-from 2 -o copies.st",
+        "fuse base.st base.st base.st --trunk 2 --own-blocks -o copies.st",
     ),
     Row(
         "give an architecture: `arch:NAME[::K=V,...]`",

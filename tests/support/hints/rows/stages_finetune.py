@@ -10,8 +10,8 @@ from support.hints.material import VIT
 from support.hints.table import Row
 
 OPTIONS = "--steps 1 --batch-size 8 -o o.st"
-SPLITS = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val"
-FIVE = "--data digits::classes=0-4,limit=16 --val digits::classes=0-4,limit=14,split=val"
+SPLITS = "--train digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val"
+FIVE = "--train digits::classes=0-4,limit=16 --val digits::classes=0-4,limit=14,split=val"
 TUNE = f"finetune base.st {SPLITS} {OPTIONS}"
 HYDRA = f"finetune hydra.st {SPLITS} {OPTIONS}"
 RANDOM = f"finetune {VIT} {SPLITS} {OPTIONS}"
@@ -54,7 +54,7 @@ ROWS = (
         f"{TUNE} --num-classes 7",
     ),
     Row(
-        "add `head` to `--train`",
+        "add `head` to `--train-parts`",
         f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp",
         f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp,head",
     ),
@@ -107,7 +107,7 @@ ROWS = (
     ),
     Row("leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
     Row(
-        "leave out `own`, or fuse with `--own-from`",
+        "leave out `own`, or fuse with `--own-blocks`",
         f"finetune hydra.st {FIVE} {OPTIONS} --train-parts own",
         f"finetune hydra.st {FIVE} {OPTIONS}",
     ),
@@ -148,13 +148,13 @@ ROWS = (
     ),
     Row("leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
-        "leave it out, or fuse with `--own-from 0`",
+        "leave it out, or fuse with `--trunk 0 --own-blocks`",
         f"finetune copy.st {SPLITS} {OPTIONS} --batches own",
         f"finetune own.st {SPLITS} {OPTIONS} --batches own",
         before=(
             "prune base.st --strategy random --remove 1 --members 2 --trunk 1 -q -o p-{i}.st",
             "fuse p-0.st p-1.st -q -o copy.st",
-            "fuse p-0.st p-1.st --own-from 0 -q -o own.st",
+            "fuse p-0.st p-1.st --trunk 0 --own-blocks -q -o own.st",
         ),
     ),
     Row("leave out `own`, or choose from {}", f"{TUNE} --train-parts own", f"{TUNE} --train-parts mlp"),
@@ -166,15 +166,15 @@ ROWS = (
     ),
     Row("recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"),
     Row(
-        "use the same names, or select the classes of `--data` with `::classes=`",
+        "use the same names, or select the classes of `--train` with `::classes=`",
         f"finetune base.st --train images --val val {OPTIONS}",
         f"finetune base.st --train images --val images {OPTIONS}",
         prepare=lambda: shutil.copytree("images/a", "val/c", dirs_exist_ok=True),
     ),
     Row(
-        "fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
+        "fuse with `--trunk N --own-blocks` to give each member its own readout, head and blocks after the first N",
         f"finetune same.st {SPLITS} {OPTIONS} --train-parts own",
-        "fuse base.st base.st --own-from 1 -o own.st",
+        "fuse base.st base.st --trunk 1 --own-blocks -o own.st",
         before=("fuse base.st base.st -q -o same.st",),
     ),
     Row(

@@ -23,11 +23,6 @@ ROWS = (
         before=TUNED,
     ),
     Row(
-        "`--own-from {}` gives each member its own readout and head",
-        f"{FUSE} --own-from 9",
-        f"{FUSE} --own-from 2",
-    ),
-    Row(
         "`hydractl inspect` shows both",
         "fuse base.st other.st -o o.st",
         "inspect other.st",
@@ -63,7 +58,7 @@ ROWS = (
     ),
     Row(
         "leave it out; tensors that differ between members are stored for each member anyway",
-        "fuse z-0.st z-1.st -o o.st --own-from 1",
+        "fuse z-0.st z-1.st -o o.st --trunk 1 --own-blocks",
         "fuse z-0.st z-1.st -o o.st",
         before=("prune clip --strategy random --remove 1 --members 2 -q -o z-{i}.st",),
     ),
@@ -79,9 +74,9 @@ ROWS = (
         before=(EQUAL[0], "prune base.st --mask m-0.mask.json --dtype bf16 -q -o half.st"),
     ),
     Row(
-        "`--trunk 8`, or `--trunk auto --data val/`",
+        "`--trunk 8`, or `--trunk auto --val val/`",
         f"{LATE} --trunk all",
-        f"{LATE} --trunk auto --data {VAL}",
+        f"{LATE} --trunk auto --val {VAL}",
         before=(LATE_MEMBERS,),
     ),
     Row(
@@ -96,22 +91,21 @@ ROWS = (
         before=(LATE_MEMBERS,),
     ),
     Row(
-        "add `--val DATA`, `--temperature DATA` or `--train TRAIN --val VAL`, or leave it out",
+        "add `--val DATA` or `--temperature DATA`, or leave it out",
         f"{FUSE} --batch-size 4",
         f"{FUSE} --batch-size 4 --val {VAL}",
     ),
     Row(
-        "add `--trunk L` or `--mlp merge`, or leave it out",
+        "add `--trunk N` or `--mlp merge`, or leave it out",
         f"{FUSE} --force-merge --mlp keep",
         FUSE,
     ),
+    Row("add `--trunk N`", f"{FUSE} --own-blocks", f"{FUSE} --own-blocks --trunk 0"),
     Row(
-        "add `--own-from {}`, or a lower `--trunk`",
-        "fuse t-0.st t-1.st -o o.st --trunk 2 --own-from 1",
-        "fuse t-0.st t-1.st -o o.st --trunk 2 --own-from 2",
-        before=TUNED,
+        "leave it out, or add `--val DATA` and leave `--trunk` and `--mlp` out",
+        f"{FUSE} --max-nll-increase 0.1",
+        f"{FUSE} --max-nll-increase 0.1 --val {VAL}",
     ),
-    Row("leave it out", f"{FUSE} --force-merge --own-from 0", f"{FUSE} --own-from 0"),
     Row(
         "add `--max-nll-increase {}`, or leave out `--mlp merge` so that members keep their own MLPs",
         f"fuse t-0.st t-1.st -o o.st --mlp merge --trunk auto --val {VAL} --max-nll-increase 0",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-DATA = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
+DATA = "--train digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
 TUNE = f"finetune base.st {DATA} -o o.st"
 ONE = f"{TUNE} --steps 1"
 TEXTS = "finetune bert --train texts --val texts --batch-size 4 -o o.st --steps 1"
@@ -53,17 +53,22 @@ ROWS = (
         research=True,
     ),
     Row(
-        "train more layers without `--train`, `--last-blocks` and `--trunk`, or use another method",
+        "train more layers without `--train-parts` and `--trunk`, or use another method",
         f"{ONE} --method lora-ensemble --train-parts head",
         f"{ONE} --method lora-ensemble",
         research=True,
     ),
     Row("choose from {}", f"{ONE} --method zzz", f"{ONE} --method lora-ensemble", research=True),
-    Row("add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
+    Row("add `--trunk {}`", f"{ONE} --trunk 9", f"{ONE} --trunk 2"),
     Row(
-        "train more with `--train` or `{}`",
-        f"{ONE} --train-parts mlp --last-blocks 0",
-        f"{ONE} --train-parts mlp --last-blocks 1",
+        "add `--trunk 0` to train all blocks",
+        f"{ONE} --recipe cifar100 --steps 1 --warmup 0",
+        f"{ONE} --recipe cifar100 --steps 1 --warmup 0 --trunk 0",
+    ),
+    Row(
+        "train more with `--train-parts` or `--trunk`",
+        f"{ONE} --train-parts mlp --trunk 2",
+        f"{ONE} --train-parts mlp --trunk 1",
     ),
     Row(
         "leave one of them out",
@@ -71,9 +76,9 @@ ROWS = (
         f"{TUNE} --epochs 2 --early-stop 1",
     ),
     Row(
-        "leave out `embed` from `--train`",
-        f"{ONE} --train-parts embed,mlp --last-blocks 1",
-        f"{ONE} --train-parts mlp --last-blocks 1",
+        "leave out `embed` from `--train-parts`",
+        f"{ONE} --train-parts embed,mlp --trunk 1",
+        f"{ONE} --train-parts mlp --trunk 1",
     ),
     Row(
         "use one of {}",
@@ -81,14 +86,14 @@ ROWS = (
         f"{ONE} --recipe vit-finetune",
     ),
     Row(
-        "add `head` to `--train`, or add `--keep-head`",
+        "add `head` to `--train-parts`, or add `--keep-head`",
         f"{ONE} --train-parts mlp --reset-head",
         f"{ONE} --train-parts mlp,head --reset-head",
     ),
     Row(
-        "add parts of blocks to `--train`",
-        f"{ONE} --train-parts head --last-blocks 1",
-        f"{ONE} --train-parts head,mlp --last-blocks 1",
+        "add parts of blocks to `--train-parts`",
+        f"{ONE} --train-parts head --trunk 1",
+        f"{ONE} --train-parts head,mlp --trunk 1",
     ),
     Row(
         "choose another `--schedule`, or leave `--min-lr-rate` out",
