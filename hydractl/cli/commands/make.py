@@ -614,7 +614,7 @@ def missing_classes(config: MakeConfig) -> list[str]:
 
 @command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
-    r"""Make a model that accepts or holds back answers from one trained model or several.
+    r"""Make a model that holds back answers from one model or several.
 
     Imports weights of training scripts, fits temperature and OOD score on `--val`, measures the model on
     `--test`, fits the tests for `unknown` and `unsure` inputs, and writes a page. Nothing is trained
