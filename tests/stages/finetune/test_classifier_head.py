@@ -225,7 +225,7 @@ def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     for classes in ("0-3", "3-5"):  # "3-5" has as many classes as `--data`
         with pytest.raises(DataError, match=r"^`--val digits.*: has classes") as caught:
             prepared(config(tmp_path / "out.st", model, val=digits(classes, "val")))
-        assert "that `--data digits" in caught.value.message
+        assert "that `--train digits" in caught.value.message
         assert caught.value.message.endswith("`3`" if classes == "0-3" else "`3`, `4`, `5`")
     with pytest.raises(DataError, match=r"does not have: `0`, `1`$"):
         prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
@@ -243,7 +243,7 @@ def test_a_warning_says_whose_classes_it_means(tmp_path):
     header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
     model = replace(sample, header=header).save(tmp_path / "model.st")
     warned = prepared(config(tmp_path / "out.st", model, "0-6"))[1].warnings
-    assert [line.split()[0] for line in warned] == ["`--data`:", "`--val`:"]
+    assert [line.split()[0] for line in warned] == ["`--train`:", "`--val`:"]
 
 
 def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):
