@@ -242,7 +242,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
     ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
 )
 def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
-    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train=train, epochs=None, steps=2))
+    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train_parts=train, epochs=None, steps=2))
 
     before, after = Checkpoint.open(hydra).tensors(), Checkpoint.open(tmp_path / "out.st").tensors()
     moved = {n for n, t in after.items() if not torch.equal(t, before[n])}
