@@ -145,7 +145,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
 ])  # fmt: skip
 def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, warned):
     progress_log, teachers = ProgressLog(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
-    recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train=train)
+    recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train_parts=train)
     tuned(tmp_path / "out.st", hydra, progress_log, recipe=recipe, teacher=tuple(teachers))
 
     each = [member["head.weight"] for member in members(tmp_path / "out.st")]
