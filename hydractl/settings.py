@@ -522,6 +522,11 @@ def check_extensions(config: Any) -> None:  # noqa: ANN401 - a configuration wit
         extension.check_config(config)
 
 
+def details(text: str) -> str:
+    """Mark a part of a help text that `--help` leaves out and `--help --all` shows."""
+    return f"\v{text}\v"
+
+
 def long_option(name: str) -> str:
     """Return the option of a field: `--` and the name with dashes."""
     return f"--{name.replace('_', '-')}"

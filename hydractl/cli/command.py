@@ -18,7 +18,7 @@ from hydractl.output.publish import STDOUT, is_stdout
 from hydractl.plugins import load
 from hydractl.provenance.command_config import CommandConfig, input_refs
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Role, Setting, configured, declared, long_option, options_of
+from hydractl.settings import Option, Role, Setting, configured, declared, details, long_option, options_of
 from hydractl.stages import options as shared
 
 C = TypeVar("C", bound=CommandConfig)
@@ -196,7 +196,7 @@ def typer_option(name: str, setting: Setting, kind: str = "") -> Any:  # noqa: A
     if metavar is None and choices:
         metavar = "|".join(choices) if len("|".join(choices)) <= INLINE else "NAME"
         if metavar == "NAME" and not all(choice in help_text for choice in choices):
-            help_text += f" One of {', '.join(choices)}."
+            help_text += details(f"One of {', '.join(choices)}.")
     typer_arguments: dict[str, Any] = {
         "metavar": metavar or METAVARS.get(kind.removesuffix(" | None")),
         "help": help_text,

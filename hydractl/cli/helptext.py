@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -24,6 +25,8 @@ NAMES_WIDTH = 24
 """Maximum width of the column of names. A longer name has its own line. Chosen by hand: 24 of 80 columns
 leave 52 for the text; twice the width would leave 28."""
 BOLD, CYAN = 1, 36
+DETAILS = re.compile("\v.*?\v", re.DOTALL)
+"""Parts of help texts between the marks of `hydractl.settings.details`."""
 Command: TypeAlias = typer.core.TyperCommand | typer.core.TyperGroup
 Parameter: TypeAlias = typer.core.TyperOption | typer.core.TyperArgument
 Rows: TypeAlias = list[tuple[str, str]]
@@ -94,9 +97,10 @@ def panels(command: Command, context: typer.Context, *, common: bool = False) ->
             if chosen and is_option and parameter.name not in chosen:
                 continue
             panel = None if chosen else parameter.rich_help_panel
+            text = DETAILS.sub(" ", record[1]) if chosen else record[1]
             title = panel or (OPTIONS if is_option else ARGUMENTS)
             by_title.setdefault(title, []).append(
-                (record[0] if is_option else _metavar(parameter), " ".join(record[1].split()))
+                (record[0] if is_option else _metavar(parameter), " ".join(text.split()))
             )
     return {title: rows for title, rows in by_title.items() if rows}
 

@@ -391,10 +391,10 @@ class _Reader:
         plain: list[str] = []
         named: list[str] = []
         for key, value in values.items():
-            option = key.lstrip("-")  # An option called like a key of the stage is written with dashes.
-            if renamed := renaming(str(command.name), f"--{option.replace('_', '-')}"):
+            plain_key = key.lstrip("-")  # An option called like a key of the stage is written with dashes.
+            if renamed := renaming(str(command.name), f"--{plain_key.replace('_', '-')}"):
                 raise InputError(f"{place}: {renamed}")
-            chosen = options.get(option.replace("-", "_"))
+            chosen = options.get(plain_key.replace("-", "_"))
             if chosen is None:
                 raise InputError(
                     f"{place}: `{key}` is not an option of `hydractl {command.name}`",

@@ -31,7 +31,7 @@ from hydractl.metrics.conformal import fewest_samples
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, SCORES
-from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
+from hydractl.metrics.registry import FIT, METRICS, OPTION_NAMES, TEMPERATURE, VAL, needing
 from hydractl.prediction.feature_ood import overlap_of_val
 from hydractl.prediction.open_inputs import Identity, overlap
 from hydractl.scoring.objective import parse_objective
@@ -255,7 +255,7 @@ def _shared(
             continue
         twice = int(np.isin(content, tested).sum())
         if twice and name in REUSE_EFFECTS and name not in measurement.tested:
-            yield f"{overlap(f'--{name}', content, '--data', tested)}: {REUSE_EFFECTS[name]}{_promise(guaranteed)}"
+            yield f"{overlap(f'--{OPTION_NAMES.get(name, name)}', content, '--data', tested)}: {REUSE_EFFECTS[name]}{_promise(guaranteed)}"
         elif twice and needing(measurement.metrics, MetricNeeds.OOD):
             yield (
                 f"{twice} of {len(content)} samples of {_option_text(name)} are also in `--data`, so OOD metrics on it "

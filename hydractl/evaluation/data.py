@@ -26,7 +26,7 @@ from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of, needing
+from hydractl.metrics.registry import FIT, METRICS, OPTION_NAMES, TEMPERATURE, VAL, metrics_of, needing
 from hydractl.prediction.class_names import Classes, Naming
 from hydractl.prediction.feature_ood import FitOn
 from hydractl.prediction.inference import PreparedData
@@ -212,7 +212,7 @@ class ClassAlignment:
             DataError: If the data set has no labels, or its classes do not fit the models.
         """
         is_option = option in _WITHOUT_LABELS
-        needs = f"--{option}" if is_option else option
+        needs = f"--{OPTION_NAMES.get(option, option)}" if is_option else option
         # Data for a derived row have a text that already includes their name.
         called = f"{needs} {dataset.name}" if is_option else option
         check_labels(

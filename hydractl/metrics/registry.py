@@ -17,6 +17,8 @@ from hydractl.tasks import TASKS, Task
 
 FIT, VAL = "fit", "val"
 """Names of two data sets in reports: training data of feature-based scores, and held-out ID data."""
+OPTION_NAMES = {FIT: "train"}
+"""Options of data sets, if they differ from the name in reports."""
 TEMPERATURE = "temperature"
 SET_COVERAGE, SET_SIZE = "set_coverage", "set_size"
 _OTHERS = (

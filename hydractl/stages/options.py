@@ -24,6 +24,7 @@ from hydractl.settings import (
     OptionGroup,
     Role,
     Setting,
+    details,
     number,
     setting,
     words,
@@ -44,6 +45,7 @@ AUTO = "auto"
 DATA_METAVAR = "DATA[::K=V,...]"
 SKIP_BAD = Setting("Skip unreadable images and report how many; decodes each image twice.", panel=DATA)
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
+DATA_DETAILS = details(f"DATA is {DATA_SOURCES}.")
 UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED_BUILT_IN)
 
 MODEL = Setting(
@@ -404,7 +406,8 @@ class Smallest:
 
 
 SMALLEST = Setting(
-    f"Call rows level in a metric below this difference (default: {', '.join(f'{k}={v:g}' for k, v in SMALLEST_DIFFERENCES.items())}).",
+    "Call rows level in a metric below this difference."
+    + details(f"Default: {', '.join(f'{k}={v:g}' for k, v in SMALLEST_DIFFERENCES.items())}."),
     parse=Smallest.parse,
     repeated=True,
     metavar="METRIC=X",

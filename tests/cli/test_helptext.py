@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from hydractl.cli.app import COMMANDS, GROUPS, command_tree
-from hydractl.cli.helptext import ARGUMENTS, OPTIONS, command_help, paragraphs
+from hydractl.cli.helptext import ARGUMENTS, OPTIONS, command_help, panels, paragraphs
 from hydractl.cli.summaries import SUMMARIES
 from support.analysed import RESEARCH
 
@@ -140,6 +140,16 @@ def test_help_shows_the_common_options_and_counts_the_others(call, name):
         assert call("help", name, "--all").out == call(name, "-h", "--all").out != shown
     else:
         assert call(name, "--help", "--all").out == shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_leaves_lists_of_details_to_all(call, name):
+    command = command_tree().commands[name]
+    context = typer.Context(command, info_name=name)
+    if getattr(command.callback, "common", ()):
+        short = panels(command, context, common=True)
+        assert max(len(text) for rows in short.values() for _, text in rows) <= 170
+    assert "\v" not in call(name, "--help", "--all").out
 
 
 @pytest.mark.parametrize(

@@ -764,13 +764,13 @@ def test_models_of_both_kinds_are_never_mixed(place):
         train(place, str(place / "base.st"), "t.st", teacher=(str(place / "one.st"),))
     with pytest.raises(HydraError, match="must answer the same kind of labels"):
         evaluate(place, "base.st", compare=(NamedModels.parse(str(place / "one.st")),))
-    with pytest.raises(HydraError, match="`--data` needs a list of labels for each item"):
+    with pytest.raises(HydraError, match="`--train` needs a list of labels for each item"):
         run_eval(
             EvalConfig(
                 model=str(place / "base.st"), data=DataRef.parse(str(one)), latency=False, device="cpu"
             )
         )
-    with pytest.raises(HydraError, match=r"`--keep-head`: `--data one\.jsonl` has one label for each item"):
+    with pytest.raises(HydraError, match=r"`--keep-head`: `--train one\.jsonl` has one label for each item"):
         run_finetune(
             FinetuneConfig(
                 model=str(place / "base.st"),

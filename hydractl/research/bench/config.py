@@ -25,6 +25,7 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    details,
     flag,
     required,
     setting,
@@ -108,14 +109,14 @@ class BenchConfig(CommandConfig):
     )
 
     model: str = required(shared.MODEL)
-    train: DataRef = required(_data(f"Labelled training data: {shared.DATA_SOURCES}."))
+    train: DataRef = required(_data(f"Labelled training data.{shared.DATA_DETAILS}"))
     val: DataRef = required(_data("Labelled validation data, for training, temperatures and trunks."))
     test: DataRef = required(_data("Labelled test data, for the table."))
     near: tuple[NamedData, ...] = by_default((), OOD_SETS)
     far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="Far OOD data."))
     rivals: tuple[str, ...] | None = setting(
         None,
-        f"Rivals: {', '.join(PLANS)}, or `{ALL}` but {', '.join(n for n in PLANS if n not in EVERY)} (default).",
+        f"Names of rivals,{details(', '.join(PLANS))} or `{ALL}` but {', '.join(n for n in PLANS if n not in EVERY)} (default).",
         parse=parse_rivals,
         metavar="NAME,...",
         suggestions=tuple(PLANS),

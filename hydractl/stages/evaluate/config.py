@@ -39,6 +39,7 @@ from hydractl.settings import (
     by_default,
     check,
     check_extensions,
+    details,
     extension_field,
     flag,
     options_of,
@@ -163,7 +164,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     """Model of the first row. `--fail-if` applies to this row."""
     data: DataRef = required(
         Setting(
-            f"Labelled test data: {shared.DATA_SOURCES}.",
+            f"Labelled test data.{shared.DATA_DETAILS}",
             parse=DataRef.parse,
             metavar=shared.DATA_METAVAR,
             shows_default=False,
@@ -242,7 +243,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     metrics: tuple[str, ...] | None = setting(
         None,
-        f"Measure only these: {', '.join(METRICS)}.",
+        "Measure only these." + details(f"Metrics: {', '.join(METRICS)}."),
         parse=lambda text: tuple(text.split(",")),
         metavar="NAME,...",
         suggestions=tuple(METRICS),
@@ -250,8 +251,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"OOD scores, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--train`, or if models store them: "
-        f"{', '.join(ood_scores.FITTED)}. Default: {ood_scores.MSP}, and {ood_scores.ENERGY_DENSITY} if stored, or with `--train` and `--val`.",
+        "OOD scores, with options as in `knn:k=5`."
+        + details(
+            f"{', '.join(ood_scores.SCORES)}; with `--train`, or if models store them: {', '.join(ood_scores.FITTED)}."
+        )
+        + f"Default: {ood_scores.MSP}, and {ood_scores.ENERGY_DENSITY} if stored, or with `--train` and `--val`.",
         parse=lambda text: tuple(map(ood_scores.parse_score, text.split(","))),
         suggestions=ood_scores.EVERY,
         metavar="SCORE,...",

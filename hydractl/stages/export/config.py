@@ -67,7 +67,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
     )
     data: str | None = setting(
         None,
-        f"Also compare and measure the exported model on labelled data: {shared.DATA_SOURCES}.",
+        f"Also compare and measure the exported model on labelled data.{shared.DATA_DETAILS}",
         metavar=shared.DATA_METAVAR,
         panel=shared.CHECKS,
         only_with=TO_FILE,

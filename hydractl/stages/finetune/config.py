@@ -75,7 +75,7 @@ class FinetuneConfig(CommandConfig):
     """A backbone, a base, a member or a hydra. `arch:NAME` trains from random weights."""
     train: DataRef = required(
         Setting(
-            f"Labelled training data: {shared.DATA_SOURCES}.",
+            f"Labelled training data.{shared.DATA_DETAILS}",
             metavar=shared.DATA_METAVAR,
             parse=DataRef.parse,
             role=Role.DATA,

@@ -16,7 +16,18 @@ from hydractl.output.publish import STDOUT, OutputKind, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig, InputRef
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, number, required, setting
+from hydractl.settings import (
+    Constraint,
+    Role,
+    Setting,
+    by_default,
+    check,
+    details,
+    flag,
+    number,
+    required,
+    setting,
+)
 from hydractl.stages import options as shared
 
 FORMS = (".jsonl", ".csv", ".parquet")
@@ -79,7 +90,7 @@ class PredictConfig(CommandConfig):
     model: str = required(shared.MODEL)
     data: tuple[str, ...] = required(
         Setting(
-            f"Image files, {shared.DATA_SOURCES}; `-` reads a text or an image path per line from standard input.",
+            f"Image files, a folder or a table; `-` reads a text or an image path per line from standard input.{shared.DATA_DETAILS}",
             metavar="DATA...",
             suggestions=BUILT_IN,
             positional=True,
@@ -99,8 +110,11 @@ class PredictConfig(CommandConfig):
     """A model with fewer classes lists all classes."""
     ood_score: str | None = setting(
         None,
-        f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--train`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
-        f"Default: {ood_scores.ENERGY_DENSITY} if stored, else {ood_scores.MSP}.",
+        "OOD score, with options as in `knn:k=5`."
+        + details(
+            f"{', '.join(ood_scores.SCORES)}; with `--train`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}."
+        )
+        + f"Default: {ood_scores.ENERGY_DENSITY} if stored, else {ood_scores.MSP}.",
         panel=shared.OOD,
         metavar="SCORE",
         parse=ood_scores.parse_score,

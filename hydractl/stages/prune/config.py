@@ -25,6 +25,7 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    details,
     flag,
     long_option,
     required,
@@ -59,7 +60,7 @@ class DiverseConfig(CheckedSettings):
 
     data: str = required(
         Setting(
-            f"Labelled validation data to compare members on: {shared.DATA_SOURCES}.",
+            f"Labelled validation data to compare members on.{shared.DATA_DETAILS}",
             metavar=shared.DATA_METAVAR,
             panel=DIVERSE,
             role=Role.DATA,
@@ -270,9 +271,8 @@ class PruneConfig(CommandConfig):
     )
     strategy: Strategy | None = setting(
         None,
-        "How to choose heads. "
-        + "; ".join(f"{name}: {RULES[name].summary}" for name in Strategy)
-        + " (default: as other options imply).",
+        f"How to choose heads: {', '.join(Strategy)} (default: as other options imply)."
+        + details("; ".join(f"{name}: {RULES[name].summary}" for name in Strategy)),
         choices=tuple(Strategy),
         panel=MEMBERS,
         needs=(

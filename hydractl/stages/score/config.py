@@ -26,6 +26,7 @@ from hydractl.settings import (
     bytes_of,
     check,
     check_extensions,
+    details,
     extension_field,
     flag,
     required,
@@ -69,7 +70,8 @@ class ScoreConfig(CommandConfig):
     out: Path = required(shared.OUT_DOCUMENT)
     method: str = setting(
         "circuit",
-        f"Scoring method. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
+        f"Scoring method: {', '.join(METHODS)}."
+        + details(f"{'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}."),
         choices=tuple(METHODS),
         needs=(
             Constraint(
@@ -88,7 +90,7 @@ class ScoreConfig(CommandConfig):
     )
     data: str | None = setting(
         None,
-        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}. Required by methods that read data.",
+        f"Labelled data, for circuits validation data.{shared.DATA_DETAILS} Required by methods that read data.",
         metavar=shared.DATA_METAVAR,
         role=Role.DATA,
     )

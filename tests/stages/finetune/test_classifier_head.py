@@ -118,7 +118,7 @@ def test_other_names_are_other_classes(tmp_path):
     with pytest.raises(DataError) as caught:
         prepared(replace(given, recipe=KEPT))
     assert "has 7 classes (kind 0, kind 1, kind 2, kind 3, kind 4, ...), but" in caught.value.message
-    assert caught.value.message.startswith(f"`--keep-head`: `--data {place.name}` has")
+    assert caught.value.message.startswith(f"`--keep-head`: `--train {place.name}` has")
     assert caught.value.message.endswith("m.st has 7 classes (a, b, c, d, e, ...)")
     assert caught.value.hint.startswith("leave `--keep-head` out")
 
@@ -222,10 +222,10 @@ def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_pa
 
 def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     model = base().save(tmp_path / "model.st")
-    for classes in ("0-3", "3-5"):  # "3-5" has as many classes as `--data`
+    for classes in ("0-3", "3-5"):  # "3-5" has as many classes as `--train`
         with pytest.raises(DataError, match=r"^`--val digits.*: has classes") as caught:
             prepared(config(tmp_path / "out.st", model, val=digits(classes, "val")))
-        assert "that `--data digits" in caught.value.message
+        assert "that `--train digits" in caught.value.message
         assert caught.value.message.endswith("`3`" if classes == "0-3" else "`3`, `4`, `5`")
     with pytest.raises(DataError, match=r"does not have: `0`, `1`$"):
         prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
@@ -243,7 +243,7 @@ def test_a_warning_says_whose_classes_it_means(tmp_path):
     header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
     model = replace(sample, header=header).save(tmp_path / "model.st")
     warned = prepared(config(tmp_path / "out.st", model, "0-6"))[1].warnings
-    assert [line.split()[0] for line in warned] == ["`--data`:", "`--val`:"]
+    assert [line.split()[0] for line in warned] == ["`--train`:", "`--val`:"]
 
 
 def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):

@@ -482,9 +482,9 @@ def test_other_architectures_train(tmp_path, variant):
 
 @pytest.mark.parametrize(("val", "said"), [
     (VAL, None),
-    (TRAIN, "`--val` and `--data` have the same samples"),
-    ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` have the same samples"),
-    ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are also in `--data`"),
+    (TRAIN, "`--val` and `--train` have the same samples"),
+    ("digits::classes=0-6,limit=60,split=train", "`--val` and `--train` have the same samples"),
+    ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are also in `--train`"),
 ])  # fmt: skip
 def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, progress_log):
     everything = DataRef.parse("digits::split=train,classes=0-6")
@@ -705,7 +705,7 @@ def divergent(tmp_path):
 @pytest.mark.parametrize(("make", "error", "said"), [
     (unlabelled, DataError, "has no labels"),
     (fewer_classes, DataError, "10 classes, but `arch:.*` has 7"),
-    (unlabelled_folder, DataError, "c0: has no labels, but `--data` needs them"),
+    (unlabelled_folder, DataError, "c0: has no labels, but `--train` needs them"),
     (not_an_image, DataError, r"c0/1\.png: is not an image"),
     (saves_of_a_stream, UsageError, "`--save-every` has no effect with `-o -`"),
     (an_architecture_twice, UsageError, "`--arch` has no effect with `arch:"),

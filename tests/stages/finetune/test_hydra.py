@@ -145,7 +145,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
 ])  # fmt: skip
 def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, warned):
     progress_log, teachers = ProgressLog(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
-    recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train=train)
+    recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train_parts=train)
     tuned(tmp_path / "out.st", hydra, progress_log, recipe=recipe, teacher=tuple(teachers))
 
     each = [member["head.weight"] for member in members(tmp_path / "out.st")]
@@ -242,7 +242,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
     ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
 )
 def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
-    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train=train, epochs=None, steps=2))
+    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train_parts=train, epochs=None, steps=2))
 
     before, after = Checkpoint.open(hydra).tensors(), Checkpoint.open(tmp_path / "out.st").tensors()
     moved = {n for n, t in after.items() if not torch.equal(t, before[n])}
