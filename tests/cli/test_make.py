@@ -174,12 +174,7 @@ def test_halves_of_validation_data_fit_and_test_the_threshold(folder):
     }
     first, second = (open_data(f"{DIGITS},split=val,limit=80,part={k}/2") for k in (1, 2))
 
-    assert (
-        stages["fuse"]["data"]
-        == stages["fuse"]["temperature"]
-        == stages["fuse"]["val"]
-        == stages["table"]["temperature"]
-    )
+    assert stages["fuse"]["temperature"] == stages["fuse"]["val"] == stages["table"]["temperature"]
     assert "part=1/2" in stages["fuse"]["val"]
     assert "part=2/2" in stages["threshold"]["data"]
     assert not {*first.places} & {*second.places}
@@ -224,7 +219,7 @@ def test_a_dry_run_keeps_the_pipeline_where_it_is_told_to(folder, call):
     seen = call(*words, "--dry-run", "--save-pipeline", str(kept))
     run = call("run", str(kept), "--dry-run")
     kept.write_text(edited := kept.read_text().replace("0.01", "0.02"))
-    again = call(*words, "--dry-run", "--keep-heads", str(kept))
+    again = call(*words, "--dry-run", "--save-pipeline", str(kept))
 
     assert (seen.code, run.code, again.code) == (0, 0, 6)
     assert seen.out == run.out
@@ -300,7 +295,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("hydra=m0.st", "m1.st"), "have the name `hydra`"),
         (("a[0]=m0.st", "m1.st"), "`a[0]=m0.st`: expected NAME=MODEL"),
         (("m0.st", "m1.st", "--ema"), "`--ema` has no effect"),
-        (("m0.st", "m1.st", "--keep-heads", "-"), "must be a file"),
+        (("m0.st", "m1.st", "--save-pipeline", "-"), "must be a file"),
         (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
         (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
         (("m0.st", "m1.st", "--hydra", "tuned"), "`--hydra` has no effect"),

@@ -248,9 +248,8 @@ def _measure(
     if fitter is None:
         return contents
     scores, fitted = fitter.fit(fusion, temperature)
-    # `--val` is a source of both.
-    sources = {source.sha256: source for source in (*contents.sources, *fitter.sources)}
-    return replace(contents, scores=scores, fitted=fitted, sources=(*sources.values(),))
+    training = fitter.sources[0]  # `--val` is already a source.
+    return replace(contents, scores=scores, fitted=fitted, sources=(*contents.sources, training))
 
 
 def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
