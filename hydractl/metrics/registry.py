@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hydractl.errors import UsageError
 from hydractl.messages import nearest
-from hydractl.metrics.classification import LABELLED, RETRIEVAL
+from hydractl.metrics.classification import LABELLED, RETRIEVAL, RISK_COVERAGE
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
@@ -120,7 +120,7 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
 
 _OF_TASKS = chain.from_iterable(map(metrics_of, TASKS.values()))
-METRICS = by_name(*LABELLED, *_OF_TASKS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
+METRICS = by_name(*LABELLED, *RISK_COVERAGE, *_OF_TASKS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
 """Alternative names of metrics."""
@@ -166,13 +166,13 @@ def metric_named(name: str) -> Metric:
     """Return a metric by its name or an alternative name.
 
     Raises:
-        UsageError: If the name is unknown. The hint has the most similar name.
+        UsageError: If the name is unknown. The hint has the most similar name, and the command that lists all.
     """
     metric_name = ALIASES.get(name, name)
     if metric_name not in METRICS:
         raise UsageError(
             f"unknown metric `{name}`",
-            hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
+            hint=" ".join(filter(None, (_nearest(name), "`hydractl eval --help` lists all metrics"))),
         )
     return METRICS[metric_name]
 

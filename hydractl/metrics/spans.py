@@ -11,10 +11,11 @@ Axes: N texts, at most Q words per text, E spans. Importing this module does not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.metrics.classification import ece, of_equal_width
+from hydractl.metrics.classification import RISK_COVERAGE, ece, of_equal_width
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import auroc, fpr_at_tpr
 from hydractl.tags import OUTSIDE, tag_scheme
@@ -245,6 +246,17 @@ SPANS = (
         arguments=("span_confidence", "span_correct"),
         compute=ece,
         bins=of_equal_width,
+    ),
+    *(
+        replace(
+            metric,
+            name=f"span_{metric.name}",
+            column=f"span {metric.column}",
+            definition=f"Metric `{metric.name}` of predicted spans: the answers are the predicted spans, and the score of a span is the "
+            "highest of its words. Intervals resample texts.",
+            may_lack=True,
+        )
+        for metric in RISK_COVERAGE
     ),
     _of_spans(
         name="span_auroc",

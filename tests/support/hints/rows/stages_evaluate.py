@@ -44,11 +44,6 @@ ROWS = (
     ),
     Row("leave it out, or add `--fit TRAIN`", f"{EVAL} --val {VAL}", EVAL),
     Row(
-        "leave it out, or add `--near NAME=DATA`",
-        f"{EVAL} --ood-score energy",
-        f"{EVAL} --ood-score energy {NEAR}",
-    ),
-    Row(
         "leave it out, or add `{}` to `--ood-score`",
         f"{EVAL} {NEAR} --fit {TRAIN} --ood-score energy",
         f"{EVAL} {NEAR} --ood-score energy",
