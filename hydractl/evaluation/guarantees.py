@@ -106,7 +106,7 @@ def fit_threshold(
         version=VERSION if is_fitted(score) else 1,
         **selected._asdict(),
     )
-    return threshold, risk_coverage(scores, hits)
+    return threshold, risk_coverage(scores, hits, accepted=selected.accepted)
 
 
 def fit_known(

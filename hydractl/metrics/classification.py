@@ -409,31 +409,31 @@ MULTI_LABEL = (
     _of_labels(
         name="f1_micro",
         column="F1",
-        definition="F1 of all labels of all samples together, each predicted where its probability is above the "
-        "threshold that the model stores of it, else above 0.5.",
+        definition="F1 over all labels of all samples. A label is predicted if its probability is above the threshold that the model "
+        "stores for the label, or above 0.5 without a stored threshold.",
         arguments=("decided", "applies"),
         compute=f1_micro,
     ),
     _of_labels(
         name="f1_macro",
         column="macro F1",
-        definition="Mean over labels of a label's F1, 0 for a label that neither applies nor is predicted anywhere.",
+        definition="Mean over labels of the F1 of a label; 0 for a label that applies to no sample and is never predicted.",
         arguments=("decided", "applies", "label_number"),
         compute=f1_macro,
     ),
     _of_labels(
         name="average_precision",
         column="AP",
-        definition="Mean over labels of the average precision of the samples in the order of the label's probability, as "
-        "scikit-learn has it; without labels that apply to no sample.",
+        definition="Mean over labels of the average precision of the samples ordered by the label's probability, as in scikit-learn. "
+        "Labels that apply to no sample are left out.",
         arguments=("applies", "log_odds", "label_number"),
         compute=average_precision,
     ),
     _of_labels(
         name="label_auroc",
         column="label AUROC",
-        definition="Mean over labels of the probability that a sample with the label has a higher probability of it than one without, "
-        "ties one half; without labels that apply to all samples or to none.",
+        definition="Mean over labels of the probability that a sample with the label has a higher probability of the label than a sample "
+        "without the label; ties count one half. Labels that apply to all samples or to no sample are left out.",
         arguments=("applies", "log_odds", "label_number"),
         compute=label_auroc,
     ),

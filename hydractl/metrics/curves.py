@@ -62,7 +62,7 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
     return Bins(count=tuple(count.tolist()), confidence=next(means), accuracy=next(means))
 
 
-def risk_coverage(scores: Tensor, hits: Tensor) -> Line:
+def risk_coverage(scores: Tensor, hits: Tensor, *, accepted: int = 0) -> Line:
     """Return the error rate (y) among the fraction (x) of N answers that a threshold on the OOD score accepts.
 
     Answers with equal score form one point (Geifman and El-Yaniv 2017, section 2). The points are those of the
@@ -71,10 +71,11 @@ def risk_coverage(scores: Tensor, hits: Tensor) -> Line:
     Args:
         scores: OOD score of each answer, shape (N,), finite; lower is more certain.
         hits: Whether the answer is correct, shape (N,), boolean or 0 and 1.
+        accepted: Number of answers that a threshold accepts, whose point is kept; 0 for none.
     """
-    wrong, accepted = (x.cumsum(-1) for x in wrong_and_all(certainty_ranks(scores, hits), hits))
-    coverage = accepted / len(scores)
-    return _line(coverage, wrong / accepted, along=coverage)
+    wrong, every = (x.cumsum(-1) for x in wrong_and_all(certainty_ranks(scores, hits), hits))
+    coverage = every / len(scores)
+    return _line(coverage, wrong / every, along=coverage, point=accepted / len(scores))
 
 
 def roc(*, inside: Tensor, outside: Tensor) -> Line:
@@ -95,13 +96,14 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
     return _line(x, y, along=x + y)
 
 
-def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
-    """Return at most `MOST_POINTS` points of a curve, including both ends.
+def _line(x: Tensor, y: Tensor, *, along: Tensor, point: float = 0.0) -> Line:
+    """Return at most `MOST_POINTS` points of a curve, including both ends and the point at `point`.
 
     The points are about evenly spaced in `along`, which increases.
     """
     if len(x) > MOST_POINTS:
-        positions = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
+        even = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS - 1, dtype=torch.float64)
+        positions = torch.cat([even.new_tensor([point]), even])
         index = torch.searchsorted(along, positions).clamp(max=len(x) - 1)
         index[-1] = len(x) - 1
         x, y = x[index.unique()], y[index.unique()]

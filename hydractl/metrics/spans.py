@@ -215,22 +215,22 @@ SPANS = (
     _of_spans(
         name="span_f1",
         column="span F1",
-        definition="Harmonic mean of precision and recall of spans, of all labels together; a span is found if its words and its label "
-        "are those of a true one (Tjong Kim Sang and De Meulder 2003), as seqeval has it. Intervals resample texts.",
+        definition="Harmonic mean of precision and recall of spans, over all labels together. A predicted span is correct if a true span "
+        "has the same words and the same label (Tjong Kim Sang and De Meulder 2003), as in seqeval. Intervals resample texts.",
         arguments=("span_hits", "span_predicted", "span_true"),
         compute=span_f1,
     ),
     _of_spans(
         name="span_precision",
         column="precision",
-        definition="Share of predicted spans that are true, 0 if none is predicted.",
+        definition="Share of predicted spans that are correct; 0 without predicted spans.",
         arguments=("span_hits", "span_predicted"),
         compute=span_precision,
     ),
     _of_spans(
         name="span_recall",
         column="recall",
-        definition="Share of true spans that are predicted, 0 if there is none.",
+        definition="Share of true spans that are predicted; 0 without true spans.",
         arguments=("span_hits", "span_true"),
         compute=span_precision,
     ),
@@ -238,7 +238,9 @@ SPANS = (
         name="span_ece",
         may_lack=True,
         column="span ECE",
-        definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words, whose log odds are divided by a temperature of entities (`entity_temperature`) if there is one.",
+        definition="Calibration error of predicted spans, computed as `ece`. The confidence of a span is the lowest probability of the "
+        "predicted tag among the words of the span. A temperature of entities (`entity_temperature`) divides the log odds of "
+        "the confidence.",
         needs=MetricNeeds.TASK,
         interval=True,
         high=1.0,
@@ -262,8 +264,8 @@ SPANS = (
         name="span_auroc",
         may_lack=True,
         column="span AUROC",
-        definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
-        "its words. Not measured where no span is predicted. Intervals resample texts; there is none if a resample lacks spans.",
+        definition="AUROC of predicted spans in OOD texts against predicted spans in ID texts. The score of a span is the highest score "
+        "of its words. Not measured without predicted spans. Intervals resample texts; no interval if a resample has no spans.",
         needs=MetricNeeds.OOD,
         arguments=("inside", "outside"),
         compute=auroc,
@@ -272,7 +274,7 @@ SPANS = (
         name="span_fpr95",
         may_lack=True,
         column="span FPR95",
-        definition="FPR95 of predicted spans, as `span_auroc`.",
+        definition="FPR95 of predicted spans, with scores and intervals as in `span_auroc`.",
         needs=MetricNeeds.OOD,
         higher_is_better=False,
         arguments=("inside", "outside"),

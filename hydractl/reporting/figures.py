@@ -225,8 +225,10 @@ def _risk(compared: Compared) -> Figure | None:
         guides=[((x, 0.0), (x, highest)) for x, _ in points],
     )
     scores = listed([*dict.fromkeys(f"`{rule.score}`" for rule in bounds)])
+    has_own_curve = any(curves.threshold for curves in _curves(compared, first))
     note = (
         f" The mark is the threshold of {first} on {scores}; the share right of the dashed line is held back."
+        + " The curves are for the samples and the score of the thresholds." * has_own_curve
     )
     return Figure.unless_empty(
         "risk",

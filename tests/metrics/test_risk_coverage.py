@@ -1,17 +1,17 @@
-"""Risk-coverage metrics equal their published definitions, for any order of equal scores.
+"""Risk-coverage metrics equal the published definitions, for any order of equal scores.
 
-torch-uncertainty 0.8 requires torch < 2.9, so its formulas are written here from its documentation and source. It
-sorts the samples by confidence, so its results depend on the order of equal confidences. Without ties:
+torch-uncertainty 0.8 requires torch < 2.9, so this module writes its formulas again. torch-uncertainty sorts samples
+by confidence, so the order of equal confidences changes results. Without ties:
 
-- `AURC` is the trapezoid area of the error rates at coverages 1/N to 1, divided by 1 - 1/N. The trapezoids give the
-  first and the last error rate half the weight, so the result differs from the mean over k (Geifman et al. 2019).
-- `AUGRC` is the same for the generalized risk, so the area between coverages 0 and 1/N is missing, contrary to
+- `AURC` is the trapezoid area of the error rates at coverages 1/N to 1, divided by 1 - 1/N. The first and the last
+  error rate have half the weight, so the result differs from the mean over k (Geifman et al. 2019).
+- `AUGRC` is the same area for the generalized risk. The area between coverages 0 and 1/N is missing, contrary to
   Traub et al. (2024).
 - `RiskAt80Cov` agrees.
-- `CovAt5Risk` agrees if it is not NaN. It is NaN if no coverage satisfies the risk, and also in other cases, because
-  it looks up a position from the end in a list from the start.
+- `CovAt5Risk` agrees or is NaN. The result is NaN without a coverage of this risk, and in other cases, because
+  the code reads a position from the end in a list from the start.
 
-MAPIE 1.6 has no area. Its `abstention_rate` and its risks of accepted answers agree with the points of the curve.
+MAPIE 1.6 has no area. `abstention_rate` and risks of accepted answers agree with the points of the curve.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ def test_the_relation_to_torch_uncertainty(n, accuracy):
 
 
 def test_examples_of_torch_uncertainty():
-    """The examples in its documentation: AURC 0.0833, coverage 0.8 at risk 0.3, risk 0.25 at coverage 0.5.
+    """Documented results: AURC 0.0833, coverage 0.8 at risk 0.3, risk 0.25 at coverage 0.5.
 
-    The last result is that of one order of two equal confidences, one of them wrong; the other order gives 0.5. The
-    threshold accepts both, which is 2 wrong answers of 5.
+    A correct and a wrong answer have equal confidence. The documented order gives risk 0.25, the reverse order 0.5. The
+    threshold accepts both answers: 2 of 5 are wrong.
     """
     ranks, hits = arguments([(-0.7, True), (-0.6, False), (-0.8, True)])
     assert (3 * float(aurc(ranks, hits)) - (0 + 1 / 3) / 2) / 2 == pytest.approx(0.0833, abs=1e-4)
@@ -174,7 +174,7 @@ def test_examples_of_torch_uncertainty():
 
 
 def test_points_are_those_of_mapie():
-    """MAPIE marks rejected answers by NaN. Its value of a performance is 1 - the performance."""
+    """MAPIE marks rejected answers by NaN, and returns 1 - accuracy as the risk of an accuracy."""
     random = np.random.default_rng(0)
     scores, hits = random.integers(0, 30, 200), random.random(200) < 0.9
     labels = random.integers(0, 4, 200)
@@ -212,6 +212,12 @@ def test_without_an_order_the_area_is_the_error_rate():
     assert found == pytest.approx(dict(zip(NAMES, (0.25, 0.125, 0.25, 0), strict=True)))
 
 
+@pytest.mark.parametrize(("n", "wrong"), [(20, 1), (60, 3), (1000, 50)])
+def test_a_risk_of_exactly_5_percent_is_allowed(n, wrong):
+    assert measured([(score, score < n - wrong) for score in range(n)])["coverage5"] == 1
+    assert measured([(score, score < n - wrong) for score in range(n + 1)])["coverage5"] == n / (n + 1)
+
+
 @pytest.mark.parametrize("score", [math.nan, math.inf])
 def test_scores_that_are_not_finite_are_refused(score):
     scores = torch.tensor([0.5, score])
@@ -223,7 +229,7 @@ def test_scores_that_are_not_finite_are_refused(score):
 
 @pytest.mark.parametrize("levels", [3, 10_000])
 def test_the_curve_and_the_metrics_agree(levels):
-    """The curve of a report keeps at most 101 points, which are points of the full curve."""
+    """The curve of a report has at most 101 points of the full curve."""
     random = np.random.default_rng(levels)
     scores = torch.tensor(random.integers(0, levels, 2000))
     hits = torch.tensor(random.random(2000) < 0.9)
@@ -241,6 +247,17 @@ def test_the_curve_and_the_metrics_agree(levels):
         assert found["risk80"] == next(y for x, y in zip(curve.x, curve.y, strict=True) if x >= COVERAGE)
     else:
         assert found["aurc"] == pytest.approx(np.trapezoid((curve.y[0], *curve.y), (0, *curve.x)), abs=2e-3)
+
+
+@pytest.mark.parametrize("accepted", [1, 777, 1999, 2000])
+def test_the_point_of_a_threshold_is_kept(accepted):
+    random = np.random.default_rng(0)
+    scores, hits = torch.tensor(random.permutation(2000)), torch.tensor(random.random(2000) < 0.9)
+    curve = risk_coverage(scores, hits, accepted=accepted)
+
+    assert len(curve.x) <= MOST_POINTS
+    risk = float((~hits[scores < accepted]).double().mean())
+    assert (accepted / 2000, risk) in {*zip(curve.x, curve.y, strict=True)}
 
 
 def drawn(samples=60, *shape, members=2, classes=3, seed=0):
@@ -355,7 +372,7 @@ def measured_spans(predictions, labels, *scores, resamples=0):
 
 
 def test_entities_count_as_answers_with_the_highest_score_of_their_words():
-    """Every word with a `B-` tag is an entity, so an entity is correct if its tag is."""
+    """Every word with a `B-` tag is an entity, so an entity is correct if the tag is correct."""
     predictions, labels = ragged()
     found = measured_spans(predictions, labels, "msp", "energy", resamples=30)
     tags = predictions.log_probs.exp().mean(0).argmax(-1)
@@ -372,7 +389,7 @@ def test_entities_count_as_answers_with_the_highest_score_of_their_words():
 
 
 def test_texts_without_entities():
-    """Without a predicted entity there are no numbers. Resamples without an entity leave out the interval."""
+    """Texts without predicted entities have no numbers. If a resample has no entity, numbers have no interval."""
     predictions, labels = ragged(rows=3)
     logits = predictions.logits()
     logits[..., 0] += 50.0
