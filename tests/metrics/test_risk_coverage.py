@@ -365,23 +365,32 @@ def test_words_count_as_answers_and_resamples_draw_texts(score):
 
 def measured_spans(predictions, labels, *scores, resamples=0):
     header = SimpleNamespace(
-        architecture=SimpleNamespace(task=TOKENS), class_names=("O", "B-a", "B-b"), entity_temperature=1.0
+        architecture=SimpleNamespace(task=TOKENS), class_names=("O", "I-a", "I-b"), entity_temperature=1.0
     )
     selection = Measurement(tuple(f"span_{name}" for name in NAMES), scores, Resampling(resamples=resamples))
     return measure_all(predictions, labels, {}, header, selection).id_set
 
 
-def test_entities_count_as_answers_with_the_highest_score_of_their_words():
-    """Every word with a `B-` tag is an entity, so an entity is correct if the tag is correct."""
-    predictions, labels = ragged()
+def runs(tags):
+    """Return (first, last, tag) of each run of equal tags above 0. Tags `I-a` and `I-b` have one entity per run."""
+    edges = [i for i in range(len(tags) + 1) if i in (0, len(tags)) or tags[i] != tags[i - 1]]
+    return [(first, end - 1, tags[first]) for first, end in pairwise(edges) if tags[first] > 0]
+
+
+def test_entities_count_as_answers_with_the_highest_score_of_the_words():
+    predictions, labels = ragged(rows=40)
     found = measured_spans(predictions, labels, "msp", "energy", resamples=30)
     tags = predictions.log_probs.exp().mean(0).argmax(-1)
-    entities = (tags > 0) & (labels >= 0)
     for score, suffix in (("msp", ""), ("energy", "@energy")):
-        scores = SCORES[score].of(predictions.logits())
-        expected = measured(
-            [*zip(scores[entities].tolist(), (tags == labels)[entities].tolist(), strict=True)]
-        )
+        scores, answers = SCORES[score].of(predictions.logits()), []
+        for by_word, predicted, true in zip(scores, tags, labels, strict=True):
+            words = int((true >= 0).sum())
+            correct = runs(true[:words].tolist())
+            answers += [
+                (float(by_word[first : last + 1].max()), (first, last, tag) in correct)
+                for first, last, tag in runs(predicted[:words].tolist())
+            ]
+        expected = measured(answers)
         for name in NAMES:
             estimate = found[f"span_{name}{suffix}"]
             assert estimate.value == pytest.approx(expected[name])
