@@ -17,11 +17,12 @@ from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, KnownTest, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import Header
-from hydractl.manifest.report import Row
+from hydractl.manifest.report import Line, Row
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule, Temperature
 from hydractl.messages import counted
 from hydractl.metrics.compute import ood_score
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, known_max, nonconformity
+from hydractl.metrics.curves import risk_coverage
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
@@ -58,8 +59,11 @@ def fit_threshold(
     *,
     by_label: Sequence[float] | None = None,
     among: Tensor | None = None,
-) -> Threshold:
-    """Return a row's threshold on an OOD score. Its bound is `None` if no bound satisfies the guarantee.
+) -> tuple[Threshold, Line]:
+    """Return a row's threshold on an OOD score, and the risk-coverage curve of the calibration samples.
+
+    The bound of the threshold is `None` if no bound satisfies the guarantee. Other bounds are at a point of the
+    curve.
 
     Args:
         predictions: Predictions on the ID set after temperature scaling.
@@ -93,7 +97,7 @@ def fit_threshold(
         if risk.delta is None
         else errors_among_accepted(scores, hits, risk=risk.share, delta=risk.delta)
     )
-    return Threshold(
+    threshold = Threshold(
         score=score,
         risk=risk.share,
         guarantee=risk.guarantee,
@@ -102,6 +106,7 @@ def fit_threshold(
         version=VERSION if is_fitted(score) else 1,
         **selected._asdict(),
     )
+    return threshold, risk_coverage(scores, hits, accepted=selected.accepted)
 
 
 def fit_known(

@@ -14,7 +14,7 @@ from hydractl.data.reference import DataRef, SourceKind, continues_map, split_ke
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.terms import ID_NAME, Guarantee
 from hydractl.messages import did_you_mean, quoted
-from hydractl.metrics.metric_spec import MetricNeeds, Unit
+from hydractl.metrics.metric_spec import BY_SCORE, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metric_named
 from hydractl.model_source import named, split_options, unclosed
@@ -479,7 +479,7 @@ class Condition:
             self._check_score(self.score, scores)
 
     def _check_score(self, score: str, scores: Sequence[str]) -> None:
-        if METRICS[self.metric].needs is not MetricNeeds.OOD:
+        if METRICS[self.metric].needs not in BY_SCORE:
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} does not depend on an OOD score",
                 hint=f"leave out `@{score}`",

@@ -29,7 +29,7 @@ from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples, KnownTest, Threshold
 from hydractl.manifest.header import Header
-from hydractl.manifest.report import Origin, Report, Row
+from hydractl.manifest.report import Line, Origin, Report, Row
 from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.compute import Measurement, means, measure, ood_score
 from hydractl.metrics.curves import by_class, curves_of
@@ -223,6 +223,13 @@ def with_curves(
             ),
         }
     )
+
+
+def with_threshold_curve(row: Row, curve: Line | None) -> Row:
+    """Return a row with the risk-coverage curve of its threshold, if the row has curves and this curve differs."""
+    if row.curves is None or curve in (None, row.curves.risk):
+        return row
+    return row.model_copy(update={"curves": row.curves.model_copy(update={"threshold": curve})})
 
 
 def check_fitted_scores(

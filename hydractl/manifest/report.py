@@ -115,8 +115,10 @@ class Curves(StrictModel):
     Attributes:
         reliability: Reliability diagram of the ID set.
         confidence: Histograms of the confidence in reports of earlier versions; unused.
-        risk: Risk-coverage curve of the ID set: error rate (y) among the most confident fraction of samples
-            (x).
+        risk: Risk-coverage curve of the ID set: error rate (y) among the most certain fraction of answers (x),
+            by the first OOD score. Reports of earlier versions use the confidence.
+        threshold: Risk-coverage curve of the calibration samples of the row's threshold, by its OOD score. `None`
+            without a threshold, or if the curve equals `risk`.
         roc: ROC curve for each OOD set and the first OOD score: flagged fraction of the OOD set (y) against
             flagged fraction of the ID set (x).
     """
@@ -126,6 +128,7 @@ class Curves(StrictModel):
         default={}, exclude_if=not_
     )
     risk: Line
+    threshold: Line | None = Field(default=None, exclude_if=is_none)
     roc: dict[str, Line] = Field(default={})
 
     def is_of(self, ood: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Metrics of labelled data: accuracy, calibration, multi-label classification and retrieval.
+"""Metrics of labelled data: accuracy, calibration, risk-coverage, multi-label classification and retrieval.
 
 Inputs are vectors of `per_sample.answers`, or of `by_query` for retrieval. Importing this module does not
 load torch.
@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
+from hydractl.metrics.ood_ranking import counts_by_rank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,9 @@ bin, so the noise of a calibrated model's error grows by about 1.4."""
 CUTOFF = 10
 """Number of first passages of a query in the metric `ndcg`; nDCG@10 is the usual metric of retrieval
 benchmarks. Twice the number gives nDCG@20, which is a different metric."""
+COVERAGE, RISK = 0.8, 0.05
+"""Coverage of the metric `risk80`, and risk of the metric `coverage5`, as in torch-uncertainty. Other values are
+other metrics."""
 
 
 def mean(per_sample: Tensor) -> Tensor:
@@ -88,6 +92,73 @@ def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
     for index, part in enumerate(order.tensor_split(bins)):
         bin_numbers[part] = index
     return bin_numbers
+
+
+def wrong_and_all(ranks: Tensor, hits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of wrong answers and of all answers at each of P ranks, shape (..., P), float64.
+
+    The sums up to rank p count the answers that a threshold between the ranks p and p + 1 accepts.
+
+    Args:
+        ranks: Shape (..., N), from `per_sample.certainty_ranks`; negative for padding.
+        hits: Whether the answer is correct, shape (..., N), boolean or 0 and 1; NaN for padding.
+    """
+    wrong, every = counts_by_rank(ranks.masked_fill(hits != 0, -1), ranks)
+    return wrong.double(), every.double()
+
+
+def aurc(ranks: Tensor, hits: Tensor) -> Tensor:
+    """Return the area under the risk-coverage curve, in [0, 1].
+
+    The mean over k = 1 to N of the error rate among the k most certain answers (Geifman et al. 2019). Answers
+    with equal rank are in random order, and the result is the expected value. Arguments as in
+    `wrong_and_all`.
+
+    Returns:
+        Shape (...), float64; NaN without answers.
+    """
+    import torch  # noqa: PLC0415 - the table of metrics loads without it
+
+    wrong, every = wrong_and_all(ranks, hits)
+    before, errors = every.cumsum(-1) - every, wrong.cumsum(-1) - wrong
+    # With e errors among the b answers before a rank, and w errors among its s answers, the sum over k = b + 1 to
+    # b + s of (e + w (k - b) / s) / k is w + (e - w b / s) (H(b + s) - H(b)), where H are the harmonic numbers.
+    harmonic = torch.cat(
+        [wrong.new_zeros(1), wrong.new_ones(ranks.shape[-1]).cumsum(0).reciprocal().cumsum(0)]
+    )
+    steps = harmonic[(before + every).long()] - harmonic[before.long()]
+    return (wrong + (errors - wrong * before / every.clamp(min=1)) * steps).sum(-1) / every.sum(-1)
+
+
+def augrc(ranks: Tensor, hits: Tensor) -> Tensor:
+    """Return the area under the generalized risk-coverage curve, in [0, 0.5].
+
+    The generalized risk is the probability that an answer is accepted and wrong. The area is that of
+    trapezoids from coverage 0 to 1 (Traub et al. 2024), which is the expected value for a random order
+    of answers with equal rank. Arguments and shape as in `aurc`.
+    """
+    wrong, every = wrong_and_all(ranks, hits)
+    return (every * (wrong.cumsum(-1) - wrong / 2)).sum(-1) / every.sum(-1).square()
+
+
+def risk_at_coverage(ranks: Tensor, hits: Tensor, *, coverage: float = COVERAGE) -> Tensor:
+    """Return the error rate at the lowest threshold that accepts at least `coverage` of the answers, in [0, 1].
+
+    Answers with equal rank are accepted together. Arguments and shape as in `aurc`.
+    """
+    wrong, every = (counts.cumsum(-1) for counts in wrong_and_all(ranks, hits))
+    first = (every < (coverage * every[..., -1:]).ceil()).sum(-1, keepdim=True)
+    return (wrong / every).gather(-1, first).squeeze(-1)
+
+
+def coverage_at_risk(ranks: Tensor, hits: Tensor, *, risk: float = RISK) -> Tensor:
+    """Return the largest fraction of answers that a threshold accepts with an error rate of at most `risk`.
+
+    0 if no threshold has such an error rate. Answers with equal rank are accepted together. Arguments and
+    shape as in `aurc`.
+    """
+    wrong, every = (counts.cumsum(-1) for counts in wrong_and_all(ranks, hits))
+    return (every * (wrong / every <= risk)).amax(-1) / every[..., -1]
 
 
 def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Tensor]:
@@ -280,6 +351,51 @@ LABELLED = (
 CALIBRATED = tuple(metric.name for metric in LABELLED if metric.arguments != ("hits",))
 """Metrics of probabilities. A temperature changes these metrics, although predictions stay the same."""
 
+_by_certainty = partial(
+    Metric,
+    needs=MetricNeeds.CERTAINTY,
+    interval=True,
+    high=1.0,
+    higher_is_better=False,
+    arguments=("certainty_rank", "hits"),
+)
+RISK_COVERAGE = (
+    _by_certainty(
+        name="aurc",
+        column="AURC",
+        definition="Area under the risk-coverage curve: mean over k of the error rate among the k answers with the lowest OOD "
+        "score, for a random order of equal scores (Geifman et al. 2019).",
+        compute=aurc,
+    ),
+    _by_certainty(
+        name="augrc",
+        column="AUGRC",
+        definition="Area under the generalized risk-coverage curve: mean over coverages of the share of answers that are accepted "
+        "and wrong (Traub et al. 2024).",
+        high=0.5,
+        compute=augrc,
+    ),
+    _by_certainty(
+        name="risk80",
+        column="risk at 80 % coverage",
+        definition="Error rate at the lowest threshold on the OOD score that accepts at least 80 % of the answers.",
+        unit=Unit.SHARE,
+        compute=risk_at_coverage,
+    ),
+    _by_certainty(
+        name="coverage5",
+        column="coverage at 5 % risk",
+        definition="Largest share of answers that a threshold on the OOD score accepts with an error rate of at most 5 %, 0 without "
+        "such a threshold. The threshold is chosen on the same data, so the share has no guarantee.",
+        unit=Unit.SHARE,
+        higher_is_better=True,
+        compute=coverage_at_risk,
+    ),
+)
+"""Metrics of answers ranked by an OOD score. The score `msp` is the negated confidence. For models with several labels
+or words, each label or word of a sample counts as an answer, with its own score where the score is computed from
+logits."""
+
 _of_labels = partial(
     Metric,
     needs=MetricNeeds.TASK,
@@ -293,31 +409,31 @@ MULTI_LABEL = (
     _of_labels(
         name="f1_micro",
         column="F1",
-        definition="F1 of all labels of all samples together, each predicted where its probability is above the "
-        "threshold that the model stores of it, else above 0.5.",
+        definition="F1 over all labels of all samples. A label is predicted if its probability is above the threshold that the model "
+        "stores for the label, or above 0.5 without a stored threshold.",
         arguments=("decided", "applies"),
         compute=f1_micro,
     ),
     _of_labels(
         name="f1_macro",
         column="macro F1",
-        definition="Mean over labels of a label's F1, 0 for a label that neither applies nor is predicted anywhere.",
+        definition="Mean over labels of the F1 of a label; 0 for a label that applies to no sample and is never predicted.",
         arguments=("decided", "applies", "label_number"),
         compute=f1_macro,
     ),
     _of_labels(
         name="average_precision",
         column="AP",
-        definition="Mean over labels of the average precision of the samples in the order of the label's probability, as "
-        "scikit-learn has it; without labels that apply to no sample.",
+        definition="Mean over labels of the average precision of the samples ordered by the label's probability, as in scikit-learn. "
+        "Labels that apply to no sample are left out.",
         arguments=("applies", "log_odds", "label_number"),
         compute=average_precision,
     ),
     _of_labels(
         name="label_auroc",
         column="label AUROC",
-        definition="Mean over labels of the probability that a sample with the label has a higher probability of it than one without, "
-        "ties one half; without labels that apply to all samples or to none.",
+        definition="Mean over labels of the probability that a sample with the label has a higher probability of the label than a sample "
+        "without the label; ties count one half. Labels that apply to all samples or to no sample are left out.",
         arguments=("applies", "log_odds", "label_number"),
         compute=label_auroc,
     ),

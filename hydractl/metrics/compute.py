@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Difference
 from hydractl.manifest.terms import ID_NAME, Temperature
-from hydractl.metrics.classification import by_query
+from hydractl.metrics.classification import RISK_COVERAGE, by_query
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_ranking import RANKING
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
@@ -30,6 +31,7 @@ from hydractl.metrics.per_sample import (
     StoredPredictions,
     answers,
     at_once,
+    certainty_ranks,
     ensemble_log_probs,
     mean_probabilities,
     most_probable,
@@ -160,7 +162,8 @@ def measure(
 ) -> RowNumbers:
     """Return all selected metrics of a model or an ensemble that can be computed from predictions.
 
-    Predictions are read once and may be stored on disk. Only a few values per sample are in memory.
+    Predictions may be stored on disk. They are read once, and once more for each OOD score of answers except
+    `msp`. Only a few values per sample are in memory.
 
     Args:
         id_predictions: Predictions on the ID set.
@@ -189,6 +192,13 @@ def measure(
         ood_sets[name] = rank(inside, outside, ranking, resampling, name=name) | ood_set
     per_sample = 1 if labels is None else labels[0].numel()
     values = resampling.values(labelled, answers_by_name, labels=per_sample) if labelled else {}
+    if by_certainty := [metric for metric in RISK_COVERAGE if metric.name in metrics]:
+        uncertainty = {
+            score: -answers_by_name["confidence"] if score == MSP else answer_scores(id_predictions, score)
+            for score in scores
+        }
+        hits = answers_by_name["hits"]
+        values |= rank_answers(uncertainty, hits, by_certainty, resampling, answers=per_sample)
     return RowNumbers(id_set=values | id_set, ood_sets=ood_sets)
 
 
@@ -227,6 +237,31 @@ def rank(
     return estimates
 
 
+def rank_answers(
+    scores: Mapping[str, Tensor],
+    hits: Tensor,
+    metrics: Sequence[Metric],
+    resampling: Resampling,
+    *,
+    answers: int = 1,
+) -> dict[str, MetricEstimate]:
+    """Return risk-coverage metrics for each score, with the names of `number_name`.
+
+    Args:
+        scores: Scores of the answers, shape (N Q,), by name. Metrics of the first score have no suffix.
+        hits: Whether each answer is correct, shape (N Q,), boolean, or 0, 1 and NaN for padding.
+        metrics: Metrics with the arguments `certainty_rank` and `hits`.
+        resampling: Bootstrap settings. Intervals resample samples.
+        answers: Number Q of consecutive answers per sample.
+    """
+    estimates: dict[str, MetricEstimate] = {}
+    for score, uncertainty in scores.items():
+        sample = {"certainty_rank": certainty_ranks(uncertainty, hits), "hits": hits}
+        by_metric = resampling.values(metrics, sample, labels=answers)
+        estimates |= {number_name(metric, score, [*scores]): x for metric, x in by_metric.items()}
+    return estimates
+
+
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
@@ -257,6 +292,18 @@ def ood_score(predictions: StoredPredictions, name: str) -> Tensor:
     if (precomputed := predictions.scores.get(name)) is not None:
         return precomputed
     return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
+
+
+def answer_scores(predictions: StoredPredictions, name: str) -> Tensor:
+    """Return the OOD score of every answer, shape (N,), or (N Q,) for Q labels or words; NaN for padding words.
+
+    Stored scores are scores of samples, which all Q answers of a sample share.
+    """
+    if (precomputed := predictions.scores.get(name)) is not None:
+        return precomputed.repeat_interleave(math.prod(predictions.shape[2:-1]))
+    return torch.cat(
+        [score_entries(part, SCORES[name]).flatten() for part in predictions.split(at_once(predictions))]
+    )
 
 
 def _score(part: Responses, score: Score) -> Tensor:
@@ -361,9 +408,9 @@ class Measurement(NamedTuple):
         """Names of all test sets: the ID set and the OOD sets."""
         return (ID_NAME, *self.ood)
 
-    def of_task(self, task: Task, needs: MetricNeeds) -> list[Metric]:
-        """Return the selected metrics that apply only to `task` and need `needs`."""
-        return [m for m in metrics_of(task) if m.name in self.metrics and m.needs is needs]
+    def of_task(self, task: Task, *needs: MetricNeeds) -> list[Metric]:
+        """Return the selected metrics that apply only to `task` and need any of `needs`."""
+        return [m for m in metrics_of(task) if m.name in self.metrics and m.needs in needs]
 
 
 def measure_all(
@@ -396,10 +443,9 @@ def measure_all(
         resampling=measurement.resampling,
     )
     task, id_set, ood_sets = header.architecture.task, dict(numbers.id_set), dict(numbers.ood_sets)
-    if (metrics := measurement.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
-        id_set |= load(task.measure)(
-            id_predictions, labels, header, metrics=metrics, resampling=measurement.resampling
-        )
+    metrics = measurement.of_task(task, MetricNeeds.TASK, MetricNeeds.CERTAINTY)
+    if metrics and task.measure is not None:
+        id_set |= load(task.measure)(id_predictions, labels, header, metrics, measurement)
     if queries is not None:
         id_set |= measure_order(id_predictions, labels, queries, measurement)
     if (
@@ -441,9 +487,8 @@ def measure_labels(
     id_predictions: StoredPredictions,
     labels: Tensor,
     header: Header,
-    *,
     metrics: Sequence[Metric],
-    resampling: Resampling,
+    measurement: Measurement,
 ) -> dict[str, MetricEstimate]:
     """Return metrics of a multi-label model.
 
@@ -452,7 +497,7 @@ def measure_labels(
         labels: Whether each label applies, shape (N, Q), int64, 0 or 1.
         header: Header with the probability threshold of each label; empty thresholds mean 0.5.
         metrics: Metrics of `classification.MULTI_LABEL`.
-        resampling: Bootstrap settings. Intervals resample samples.
+        measurement: Bootstrap settings. Intervals resample samples.
     """
     log_odds, (samples, number) = sample_values(id_predictions, labels)["log_odds"], labels.shape
     bounds = torch.tensor(header.label_thresholds or [HALF], dtype=torch.float64).logit()
@@ -462,7 +507,7 @@ def measure_labels(
         "log_odds": log_odds,
         "label_number": torch.arange(number).repeat(samples),
     }
-    return resampling.values(metrics, sample, labels=number)
+    return measurement.resampling.values(metrics, sample, labels=number)
 
 
 def label_scale(
@@ -526,33 +571,44 @@ def measure_spans(
     id_predictions: StoredPredictions,
     labels: Tensor,
     header: Header,
-    *,
     metrics: Sequence[Metric],
-    resampling: Resampling,
+    measurement: Measurement,
 ) -> dict[str, MetricEstimate]:
-    """Return metrics of spans; without predicted spans no calibration metrics.
+    """Return metrics of spans; without predicted spans no calibration and risk-coverage metrics.
 
     Args:
         id_predictions: Predictions of words.
         labels: Shape (N, Q), int64, negative for padding words.
         header: Header with the names of the C classes, which are tags, and the entity temperature.
         metrics: Metrics of `spans.SPANS`.
-        resampling: Bootstrap settings. Intervals resample texts.
+        measurement: OOD scores and bootstrap settings. Intervals resample texts. The score of a span is the
+            maximum over its words.
     """
+    resampling = measurement.resampling
     spans, counts, correct, confidence = predicted_spans(id_predictions, labels, header)
-    counted = [metric for metric in metrics if metric.bins is None]
-    values = resampling.values(counted, counts) if counted else {}
+    by_certainty = [metric for metric in metrics if metric.needs is MetricNeeds.CERTAINTY]
     calibrated = [metric for metric in metrics if metric.bins is not None]
-    if not calibrated or not len(correct):
+    counted = [metric for metric in metrics if metric not in (*by_certainty, *calibrated)]
+    values = resampling.values(counted, counts) if counted else {}
+    if not len(correct):
         return values
     per_text = spans.rows.bincount(minlength=len(labels))
     width = int(per_text.max())
-    by_name = {
-        "span_confidence": entity_probability(confidence, header.entity_temperature),
-        "span_correct": correct.double(),
+    numbers = spans.word_numbers(*labels.shape)
+    padded = partial(filled_up, counts=per_text, width=width, absent=math.nan)
+    sample = {
+        "span_confidence": padded(entity_probability(confidence, header.entity_temperature)),
+        "span_correct": padded(correct.double()),
     }
-    sample = {name: filled_up(x, per_text, width, math.nan) for name, x in by_name.items()}
-    return values | resampling.values(calibrated, sample, labels=width)
+    by_score = {
+        score: padded(-lowest(-answer_scores(id_predictions, score), numbers, len(correct)))
+        for score in (measurement.scores if by_certainty else ())
+    }
+    return (
+        values
+        | (resampling.values(calibrated, sample, labels=width) if calibrated else {})
+        | rank_answers(by_score, sample["span_correct"], by_certainty, resampling, answers=width)
+    )
 
 
 def span_scores(

@@ -13,9 +13,10 @@ from torch import Tensor
 from hydractl.manifest.guarantees import ByClass, ClassHits, Confusion
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
-from hydractl.metrics.classification import BINS
-from hydractl.metrics.compute import ood_score
-from hydractl.metrics.per_sample import StoredPredictions, places
+from hydractl.metrics.classification import BINS, wrong_and_all
+from hydractl.metrics.compute import answer_scores, ood_score
+from hydractl.metrics.ood_scores import MSP
+from hydractl.metrics.per_sample import StoredPredictions, certainty_ranks, places
 
 
 def curves_of(
@@ -30,13 +31,14 @@ def curves_of(
         id_predictions: Predictions on the ID set.
         answers: Result of `per_sample.answers` on the ID set.
         ood_predictions: Predictions on each OOD set.
-        score: OOD score of the ROC curves.
+        score: OOD score of the risk-coverage curve and the ROC curves.
     """
     confidence, hits = answers["confidence"], answers["hits"]
+    uncertainty = -confidence if score == MSP else answer_scores(id_predictions, score)
     id_scores = ood_score(id_predictions, score) if ood_predictions else confidence
     return Curves(
         reliability=reliability(confidence, hits),
-        risk=risk_coverage(confidence, hits),
+        risk=risk_coverage(uncertainty[~uncertainty.isnan()], hits),
         roc={
             name: roc(**places(id_scores, ood_score(set_predictions, score)))
             for name, set_predictions in ood_predictions.items()
@@ -60,17 +62,20 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
     return Bins(count=tuple(count.tolist()), confidence=next(means), accuracy=next(means))
 
 
-def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
-    """Return the error rate (y) among the most confident fraction (x) of N samples.
+def risk_coverage(scores: Tensor, hits: Tensor, *, accepted: int = 0) -> Line:
+    """Return the error rate (y) among the fraction (x) of N answers that a threshold on the OOD score accepts.
 
-    Samples with equal confidence form one point (Geifman and El-Yaniv 2017, section 2).
+    Answers with equal score form one point (Geifman and El-Yaniv 2017, section 2). The points are those of the
+    metrics `risk80` and `coverage5`.
+
+    Args:
+        scores: OOD score of each answer, shape (N,), finite; lower is more certain.
+        hits: Whether the answer is correct, shape (N,), boolean or 0 and 1.
+        accepted: Number of answers that a threshold accepts, whose point is kept; 0 for none.
     """
-    ordered, order = confidence.sort(descending=True)
-    wrong = (~hits.bool())[order].cumsum(0).double()
-    last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
-    number = torch.arange(1, len(ordered) + 1, dtype=torch.float64)[last]
-    coverage, risk = number / len(ordered), wrong[last] / number
-    return _line(coverage, risk, along=coverage)
+    wrong, every = (x.cumsum(-1) for x in wrong_and_all(certainty_ranks(scores, hits), hits))
+    coverage = every / len(scores)
+    return _line(coverage, wrong / every, along=coverage, point=accepted / len(scores))
 
 
 def roc(*, inside: Tensor, outside: Tensor) -> Line:
@@ -91,13 +96,14 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
     return _line(x, y, along=x + y)
 
 
-def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
-    """Return at most `MOST_POINTS` points of a curve, including both ends.
+def _line(x: Tensor, y: Tensor, *, along: Tensor, point: float = 0.0) -> Line:
+    """Return at most `MOST_POINTS` points of a curve, including both ends and the point at `point`.
 
     The points are about evenly spaced in `along`, which increases.
     """
     if len(x) > MOST_POINTS:
-        positions = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
+        even = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS - 1, dtype=torch.float64)
+        positions = torch.cat([even.new_tensor([point]), even])
         index = torch.searchsorted(along, positions).clamp(max=len(x) - 1)
         index[-1] = len(x) - 1
         x, y = x[index.unique()], y[index.unique()]

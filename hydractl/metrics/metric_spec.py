@@ -24,6 +24,7 @@ class MetricNeeds(Enum):
         QUERIES: Labelled pairs of query and passage.
         TASK: Data for a metric of a single task, such as spans.
         SETS: Prediction sets.
+        CERTAINTY: Labels of the ID set, and answers ranked by an OOD score.
         MEMBERS: Each member's probabilities.
         OOD: An OOD set.
         TEMPERATURE: A temperature.
@@ -35,6 +36,7 @@ class MetricNeeds(Enum):
     QUERIES = auto()
     TASK = auto()
     SETS = auto()
+    CERTAINTY = auto()
     MEMBERS = auto()
     OOD = auto()
     TEMPERATURE = auto()
@@ -44,6 +46,8 @@ class MetricNeeds(Enum):
 
 WHERE_PRESENT = (MetricNeeds.TASK, MetricNeeds.QUERIES, MetricNeeds.SETS)
 """Inputs that only some rows have. Tables leave these metrics out for other rows."""
+BY_SCORE = (MetricNeeds.OOD, MetricNeeds.CERTAINTY)
+"""Inputs with an OOD score. Reports have these metrics for each score."""
 ON_ID_DATA = (MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *WHERE_PRESENT)
 
 
@@ -72,7 +76,7 @@ class Metric:
         low: Smallest possible value.
         high: Largest possible value; infinite without a bound for all models.
         arguments: Names of the arguments of `compute`: vectors with one entry per sample, from
-            `per_sample.answers` or `per_sample.places`.
+            `per_sample.answers`, `per_sample.places` or `per_sample.certainty_ranks`.
         compute: Function from arguments of shape (..., N) to values of shape (...), so resamples or
             candidates can be a batch. Metrics of members map probabilities (M, N, C) to a number. `None` if
             the metric is measured elsewhere.

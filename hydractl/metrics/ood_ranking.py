@@ -34,7 +34,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     Returns:
         Shape (...), float64; NaN if there are no ID or no OOD samples.
     """
-    ids, oods = _counts(inside, outside)
+    ids, oods = counts_by_rank(inside, outside)
     number = ids.sum(-1, keepdim=True)
     beaten = 2 * (number - ids.cumsum(-1)) + ids
     return (oods * beaten).sum(-1).double() / (2 * number.squeeze(-1) * oods.sum(-1))
@@ -59,7 +59,7 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
     """
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr must be in (0, 1], got {tpr}")
-    return _false_positives(*_counts(inside, outside), tpr)
+    return _false_positives(*counts_by_rank(inside, outside), tpr)
 
 
 def accepted_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
@@ -68,7 +68,7 @@ def accepted_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Ten
     The false-positive rate with ID as the positive class. Samples at the threshold are accepted. Arguments as
     in `fpr_at_tpr`.
     """
-    return _false_positives(*_counts(outside, inside, reverse=True), tpr)
+    return _false_positives(*counts_by_rank(outside, inside, reverse=True), tpr)
 
 
 def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
@@ -78,12 +78,12 @@ def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
     average_precision_score and torchmetrics' BinaryAveragePrecision. Samples with equal score form one step.
     A random score gives the fraction of OOD samples. Reports use this AUPR.
     """
-    return _steps(*_counts(inside, outside))
+    return _steps(*counts_by_rank(inside, outside))
 
 
 def aupr_in(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the average precision with ID as the positive class and the negated score; see `aupr_out`."""
-    return _steps(*_counts(outside, inside, reverse=True))
+    return _steps(*counts_by_rank(outside, inside, reverse=True))
 
 
 def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
@@ -93,12 +93,12 @@ def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
     overestimates the area (Davis and Goadrich 2006), so use this metric only for comparison with OpenOOD's
     tables.
     """
-    return _trapezoids(*_counts(inside, outside))
+    return _trapezoids(*counts_by_rank(inside, outside))
 
 
 def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
     """Return OpenOOD's AUPR_IN, with ID as the positive class; see `aupr_out_trapezoid`."""
-    return _trapezoids(*_counts(outside, inside, reverse=True))
+    return _trapezoids(*counts_by_rank(outside, inside, reverse=True))
 
 
 def _false_positives(negatives: Tensor, positives: Tensor, tpr: float) -> Tensor:
@@ -110,12 +110,15 @@ def _false_positives(negatives: Tensor, positives: Tensor, tpr: float) -> Tensor
     return flagged.gather(-1, first).squeeze(-1).where(caught[..., -1] == 1, math.nan)
 
 
-def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the number of negative and positive samples at each of P ranks, shape (..., P).
+def counts_by_rank(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the number of negative and positive samples at each of P >= 1 ranks, shape (..., P), int64.
 
-    `reverse` puts the last rank first.
+    Args:
+        negative: Ranks of negative samples, shape (..., N), int64; negative for padding.
+        positive: Ranks of positive samples, shape (..., N'), int64; negative for padding.
+        reverse: Whether the last rank comes first.
     """
-    size = int(max(negative.max(), positive.max())) + 2
+    size = max(0, int(negative.max()), int(positive.max())) + 2
     counts_by_kind = [
         places.new_zeros(*places.shape[:-1], size).scatter_add_(
             -1, places + 1, places.new_ones(1).expand_as(places)
@@ -145,7 +148,7 @@ def _steps(negatives: Tensor, positives: Tensor) -> Tensor:
     """Return the area under the precision-recall curve by steps, shape (...), float64.
 
     Args:
-        negatives: Number of negative samples at each of P ranks, shape (..., P); see `_counts`. Samples at
+        negatives: Number of negative samples at each of P ranks, shape (..., P); see `counts_by_rank`. Samples at
             the first ranks are classified as positive first.
         positives: Number of positive samples at each rank.
     """

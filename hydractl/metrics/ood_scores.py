@@ -128,7 +128,7 @@ def _entropy(log_probs: Tensor) -> Tensor:
 _TABLE = (
     Score(
         name=MSP,
-        definition="Negated largest of the members' mean probabilities (Hendrycks and Gimpel 2017).",
+        definition="Negated maximum over classes of the members' mean probabilities (Hendrycks and Gimpel 2017).",
         compute=msp,
         low=-1.0,
         high=0.0,
@@ -141,34 +141,34 @@ _TABLE = (
     ),
     Score(
         name="mi",
-        definition="Mutual information: entropy of the members' mean probabilities minus the mean of the members' "
-        "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
+        definition="Mutual information: entropy of the members' mean probabilities minus the mean of the members' entropies, in nats; 0 "
+        "for a single member (Depeweg et al. 2018).",
         compute=mutual_information,
         low=0.0,
         of_single_model="always 0, so its OOD metrics are those of chance",
     ),
     Score(
         name="msp+mi",
-        definition="Sum of `msp` and `mi`; for one member `msp`.",
+        definition="Sum of `msp` and `mi`; equal to `msp` for a single member.",
         compute=msp_and_information,
         low=-1.0,
         of_single_model="`msp`",
     ),
     Score(
         name=ENERGY,
-        definition="Mean over members of the energy, the negated logsumexp of a member's logits (Liu et al. 2020).",
+        definition="Mean over members of the energy, which is the negated logsumexp of the member's logits (Liu et al. 2020).",
         compute=energy,
         raw=True,
     ),
     Score(
         name="max-logit",
-        definition="Negated largest of the members' mean logits (Hendrycks et al. 2022).",
+        definition="Negated maximum over classes of the members' mean logits (Hendrycks et al. 2022).",
         compute=max_logit,
         raw=True,
     ),
     Score(
         name="gen",
-        definition="Generalized entropy of the 100 largest of the members' mean probabilities, gamma 0.1 (Liu et al. 2023).",
+        definition="Generalized entropy of the 100 largest of the members' mean probabilities, with gamma 0.1 (Liu et al. 2023).",
         compute=generalized_entropy,
         low=0.0,
     ),
@@ -183,17 +183,17 @@ ENERGY_DENSITY = "energy+density"
 
 FITTED: Mapping[str, str] = MappingProxyType(
     {
-        ENERGY_DENSITY: "Mean over members of the member's `energy` plus its `relative-mahalanobis`, each minus its mean and divided by "
+        ENERGY_DENSITY: "Mean over members of the sum of the member's `energy` and `relative-mahalanobis`, each minus its mean and divided by "
         "its standard deviation on held-out ID data.",
-        RELATIVE: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
-        "mean of the data `fit`, minus that to the mean of all of them; both covariances are shrunk alike (Ren et al. 2021; Müller and "
-        "Hein 2025).",
-        MAHALANOBIS: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
-        "mean of the data `fit`, by the covariance that the classes share, shrunk (Lee et al. 2018; Müller and Hein 2025).",
-        KNN: "Mean over members of the distance of a member's features, of length one, to the k-th nearest of the data `fit`, k = 1 "
-        "(Sun et al. 2022).",
-        VIM: "Mean over members of ViM: the length of what a member's features have outside the principal space of the data `fit`, "
-        "scaled to a logit, minus the logsumexp of the logits (Wang et al. 2022).",
+        RELATIVE: "Mean over members of the squared Mahalanobis distance of the member's features, scaled to length 1, to the nearest "
+        "class mean of the data set `fit`, minus the squared distance to the mean of all samples. Both covariances "
+        "are shrunk in the same way (Ren et al. 2021; Müller and Hein 2025).",
+        MAHALANOBIS: "Mean over members of the squared Mahalanobis distance of the member's features, scaled to length 1, to the nearest "
+        "class mean of the data set `fit`, with one shrunk covariance for all classes (Lee et al. 2018; Müller and Hein 2025).",
+        KNN: "Mean over members of the distance from the member's features, scaled to length 1, to the k-th nearest features of the "
+        "data set `fit`, k = 1 (Sun et al. 2022).",
+        VIM: "Mean over members of ViM: the norm of the member's features outside the principal space of the data set `fit`, scaled "
+        "to a logit, minus the logsumexp of the logits (Wang et al. 2022).",
     }
 )
 """Definitions of feature-based scores by name."""

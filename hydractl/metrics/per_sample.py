@@ -341,3 +341,24 @@ def places(id_scores: Tensor, ood_scores: Tensor) -> dict[str, Tensor]:
     place_numbers.scatter_(-1, order[..., 1:], (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1))
     inside, outside = place_numbers.split([id_scores.shape[-1], ood_scores.shape[-1]], -1)
     return {"inside": inside, "outside": outside}
+
+
+def certainty_ranks(scores: Tensor, hits: Tensor) -> Tensor:
+    """Return the rank of each answer by certainty, shape (N,), int64: 0 for the lowest OOD score.
+
+    Answers with equal score share a rank, and ranks have no gaps.
+
+    Args:
+        scores: OOD score of each answer, shape (N,); lower is more certain.
+        hits: Whether the answer is correct, shape (N,), boolean or 0 and 1. NaN marks padding, which has rank
+            -1.
+
+    Raises:
+        ValueError: If the score of an answer is not finite.
+    """
+    counted = ~hits.isnan()
+    if not bool(scores[counted].isfinite().all()):
+        raise ValueError("OOD scores of answers must be finite")
+    ranks = torch.full(scores.shape, -1)
+    ranks[counted] = scores[counted].unique(return_inverse=True)[1]
+    return ranks

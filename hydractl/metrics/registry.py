@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hydractl.errors import UsageError
 from hydractl.messages import nearest
-from hydractl.metrics.classification import LABELLED, RETRIEVAL
+from hydractl.metrics.classification import LABELLED, RETRIEVAL, RISK_COVERAGE
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
@@ -25,7 +25,7 @@ _OTHERS = (
     Metric(
         name=SET_COVERAGE,
         column="set coverage",
-        definition="Share of samples with their class in their prediction set, with the exact binomial interval (Clopper and Pearson 1934).",
+        definition="Share of samples whose prediction set contains the label, with the exact binomial interval (Clopper and Pearson 1934).",
         needs=MetricNeeds.SETS,
         unit=Unit.SHARE,
         high=1.0,
@@ -40,15 +40,16 @@ _OTHERS = (
     Metric(
         name=TEMPERATURE,
         column="T",
-        definition="What the logits of every member are divided by before its softmax, for all numbers of the "
-        "row: given, or fitted on the N samples of the data set `temperature` (Guo et al. 2017), where it minimises "
-        "N NLL(T) + (ln T)^2 / (2 * 0.5^2), times what the checkpoint stores. Of several labels, the one that theirs are drawn to.",
+        definition="Divisor of every member's logits before the softmax, for all numbers of the row: the number of the option, or the "
+        "minimizer of N NLL(T) + (ln T)^2 / (2 * 0.5^2) on the N samples of the data set `temperature` (Guo et al. 2017), times "
+        "the temperature that the checkpoint stores. For models with several labels, the temperature to which the prior draws "
+        "the labels' own temperatures.",
         needs=MetricNeeds.TEMPERATURE,
     ),
     Metric(
         name="parameters",
         column="Params",
-        definition="Numbers that the model's parameters hold, a shared parameter counted once.",
+        definition="Number of values in the model's parameters. A shared parameter counts once.",
         needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
@@ -56,17 +57,17 @@ _OTHERS = (
     Metric(
         name="macs",
         column="MACs",
-        definition="Multiply-accumulates of matrix products, convolutions and attention in one forward pass of "
-        "one sample, half of torch's FLOP counter. The last block is cut: it computes only the tokens that the readout "
-        "reads, which a library's own model does not.",
+        definition="Multiply-accumulates of matrix products, convolutions and attention in one forward pass of one sample: half of "
+        "torch's FLOP counter. The last block computes only the tokens that the readout reads, unlike the library's own model.",
         needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
     ),
     Metric(
         name="macs_textbook",
-        definition="Multiply-accumulates as papers count them, which are not those that run: of each member by itself in the "
-        "library's own model, all tokens through every block, times the passes of a row. MIMO is one network, and counts one pass.",
+        definition="Multiply-accumulates as papers count, which differ from the computation that runs: each member separately in the "
+        "library's own model, with all tokens in every block, times the passes of a row. MIMO is one network and counts one "
+        "pass.",
         needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
@@ -74,11 +75,11 @@ _OTHERS = (
     Metric(
         name="training_macs",
         column="Training",
-        definition="Multiply-accumulates of training, as the lineage of the row's models tells it: three forward passes for "
-        "each sample that the written weights of each `finetune` saw, whatever was frozen; where it stored the features of a "
-        "frozen encoder, one pass per sample, and three of the classifiers. A run that several models come from counts once. "
-        "Of `vilu:` also that of its network. Without what teachers compute, evaluations, other learning rates, scores, and "
-        "what was trained elsewhere.",
+        definition="Multiply-accumulates of training, from the lineage of the row's models: three forward passes for each sample that the "
+        "written weights of each `finetune` saw, including frozen weights. With stored features of a frozen encoder, one pass "
+        "of the encoder per sample and three of the classifiers. A run that several models share counts once. Rows of `vilu:` "
+        "include the network of `vilu`. Teachers, evaluations, other learning rates, scores and training elsewhere do not "
+        "count.",
         needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
@@ -86,7 +87,7 @@ _OTHERS = (
     Metric(
         name="latency_ms",
         column="Latency",
-        definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",
+        definition="Median wall-clock time of one forward pass of one sample, including the last kernel.",
         needs=MetricNeeds.TIME,
         unit=Unit.MS,
         higher_is_better=False,
@@ -95,7 +96,7 @@ _OTHERS = (
     Metric(
         name="latency_batch_ms",
         column="at batch {batch_size}",
-        definition="Median wall-clock time of one forward pass of `batch_size` samples, its last kernel included.",
+        definition="Median wall-clock time of one forward pass of `batch_size` samples, including the last kernel.",
         needs=MetricNeeds.TIME,
         unit=Unit.MS,
         higher_is_better=False,
@@ -122,7 +123,7 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
 
 _OF_TASKS = chain.from_iterable(map(metrics_of, TASKS.values()))
-METRICS = by_name(*LABELLED, *_OF_TASKS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
+METRICS = by_name(*LABELLED, *RISK_COVERAGE, *_OF_TASKS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
 """Alternative names of metrics."""
@@ -168,13 +169,13 @@ def metric_named(name: str) -> Metric:
     """Return a metric by its name or an alternative name.
 
     Raises:
-        UsageError: If the name is unknown. The hint has the most similar name.
+        UsageError: If the name is unknown. The hint has the most similar name, and the command that lists all.
     """
     metric_name = ALIASES.get(name, name)
     if metric_name not in METRICS:
         raise UsageError(
             f"unknown metric `{name}`",
-            hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
+            hint=" ".join(filter(None, (_nearest(name), "`hydractl eval --help` lists all metrics"))),
         )
     return METRICS[metric_name]
 

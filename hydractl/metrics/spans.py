@@ -11,10 +11,11 @@ Axes: N texts, at most Q words per text, E spans. Importing this module does not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.metrics.classification import ece, of_equal_width
+from hydractl.metrics.classification import RISK_COVERAGE, ece, of_equal_width
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import auroc, fpr_at_tpr
 from hydractl.tags import OUTSIDE, tag_scheme
@@ -214,22 +215,22 @@ SPANS = (
     _of_spans(
         name="span_f1",
         column="span F1",
-        definition="Harmonic mean of precision and recall of spans, of all labels together; a span is found if its words and its label "
-        "are those of a true one (Tjong Kim Sang and De Meulder 2003), as seqeval has it. Intervals resample texts.",
+        definition="Harmonic mean of precision and recall of spans, over all labels together. A predicted span is correct if a true span "
+        "has the same words and the same label (Tjong Kim Sang and De Meulder 2003), as in seqeval. Intervals resample texts.",
         arguments=("span_hits", "span_predicted", "span_true"),
         compute=span_f1,
     ),
     _of_spans(
         name="span_precision",
         column="precision",
-        definition="Share of predicted spans that are true, 0 if none is predicted.",
+        definition="Share of predicted spans that are correct; 0 without predicted spans.",
         arguments=("span_hits", "span_predicted"),
         compute=span_precision,
     ),
     _of_spans(
         name="span_recall",
         column="recall",
-        definition="Share of true spans that are predicted, 0 if there is none.",
+        definition="Share of true spans that are predicted; 0 without true spans.",
         arguments=("span_hits", "span_true"),
         compute=span_precision,
     ),
@@ -237,7 +238,9 @@ SPANS = (
         name="span_ece",
         may_lack=True,
         column="span ECE",
-        definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words, whose log odds are divided by a temperature of entities (`entity_temperature`) if there is one.",
+        definition="Calibration error of predicted spans, computed as `ece`. The confidence of a span is the lowest probability of the "
+        "predicted tag among the words of the span. A temperature of entities (`entity_temperature`) divides the log odds of "
+        "the confidence.",
         needs=MetricNeeds.TASK,
         interval=True,
         high=1.0,
@@ -246,12 +249,23 @@ SPANS = (
         compute=ece,
         bins=of_equal_width,
     ),
+    *(
+        replace(
+            metric,
+            name=f"span_{metric.name}",
+            column=f"span {metric.column}",
+            definition=f"Metric `{metric.name}` of predicted spans: the answers are the predicted spans, and the score of a span is the "
+            "highest of its words. Intervals resample texts.",
+            may_lack=True,
+        )
+        for metric in RISK_COVERAGE
+    ),
     _of_spans(
         name="span_auroc",
         may_lack=True,
         column="span AUROC",
-        definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
-        "its words. Not measured where no span is predicted. Intervals resample texts; there is none if a resample lacks spans.",
+        definition="AUROC of predicted spans in OOD texts against predicted spans in ID texts. The score of a span is the highest score "
+        "of its words. Not measured without predicted spans. Intervals resample texts; no interval if a resample has no spans.",
         needs=MetricNeeds.OOD,
         arguments=("inside", "outside"),
         compute=auroc,
@@ -260,7 +274,7 @@ SPANS = (
         name="span_fpr95",
         may_lack=True,
         column="span FPR95",
-        definition="FPR95 of predicted spans, as `span_auroc`.",
+        definition="FPR95 of predicted spans, with scores and intervals as in `span_auroc`.",
         needs=MetricNeeds.OOD,
         higher_is_better=False,
         arguments=("inside", "outside"),

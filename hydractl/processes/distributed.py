@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.errors import HydraError, Interrupted, UsageError
-from hydractl.processes.signals import signals_that_kill
+from hydractl.processes.signals import heed_no_more_signals, signals_that_kill
 from hydractl.runtime import on_cpu, pick_device
 
 if TYPE_CHECKING:
@@ -332,12 +332,19 @@ class _FailureReporter(NamedTuple):
     rank: int
 
     def is_reporter(self) -> bool:
-        """Return whether this process reports the error of the run."""
+        """Return whether this process reports the error of the run.
+
+        The reporting process ignores later signals of the launcher: a signal between this choice and the
+        printed line would replace the error, and no process would report.
+        """
         me = str(self.rank)
         try:
-            return self.store.compare_set("speaks", "", me) == me.encode()
+            reports = self.store.compare_set("speaks", "", me) == me.encode()
         except RuntimeError:  # the launcher, or rank 0 with the store, has ended
-            return self.rank == 0
+            reports = self.rank == 0
+        if reports:
+            heed_no_more_signals()
+        return reports
 
     def ending(self, error: Exception) -> BaseException:
         """Return the exception for the end of this process: `error`, or an `Interrupted` without a message."""

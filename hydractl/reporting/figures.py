@@ -204,7 +204,7 @@ def _roc(compared: Compared) -> Figure | None:
 
 
 def _risk(compared: Compared) -> Figure | None:
-    series = _lines(compared, lambda curves: curves.risk)
+    series = _lines(compared, lambda curves: curves.threshold or curves.risk)
     if not series:
         return None
     reports = compared.tests or compared.reports
@@ -224,19 +224,21 @@ def _risk(compared: Compared) -> Figure | None:
     chart = Chart(
         title="Risk over coverage",
         description="; ".join([*_numbers(compared, Quantity("accuracy")), *titles]) or "risk over coverage",
-        x=Axis(label="share answered, most confident first", low=0, high=1),
+        x=Axis(label="share answered, most certain first", low=0, high=1),
         y=Axis(label="share of these wrong", low=0),
         series=[*series, mark],
         guides=[((x, 0.0), (x, highest)) for x, _ in points],
     )
     scores = listed([*dict.fromkeys(f"`{rule.score}`" for rule in bounds)])
+    has_own_curve = any(curves.threshold for curves in _curves(compared, first))
     note = (
         f" The mark is the threshold of {first} on {scores}; the share right of the dashed line is held back."
+        + " The curves are for the samples and the score of the thresholds." * has_own_curve
     )
     return Figure.unless_empty(
         "risk",
         "Risk and coverage",
-        "Share of wrong answers if the model answers only its most confident predictions. Lower is better."
+        "Share of wrong answers if the model answers only its most certain predictions. Lower is better."
         + note * bool(bounds),
         [chart.panel()],
         compared.names,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.messages import count
-from hydractl.metrics.metric_spec import ARROWS, Metric, MetricNeeds, Unit
+from hydractl.metrics.metric_spec import ARROWS, BY_SCORE, Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import number_name
 from hydractl.metrics.registry import METRICS
 from hydractl.plugins import added
@@ -182,7 +182,7 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
         for metric in METRICS.values()
         if metric.column
         for scope in (None, *_scopes(report, metric))
-        for score in (report.ood_scores if metric.needs is MetricNeeds.OOD else report.ood_scores[:1])
+        for score in (report.ood_scores if metric.needs in BY_SCORE else report.ood_scores[:1])
     )
     return tuple(q for q in candidates if any(number_of(row, q) for row in report.rows))
 

@@ -208,6 +208,15 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
         "Accuracy and calibration",
         (
             *_numbers(compared, "In-distribution data", tested),
+            *(
+                table
+                for score in scores
+                for table in _numbers(
+                    compared,
+                    f"Risk and coverage by {score}",
+                    [q for q in _of(compared, None, MetricNeeds.CERTAINTY) if q.by(scores) == score],
+                )
+            ),
             *(_each_set(compared) if compared.over == SETS and len(compared.reports) > 1 else ()),
             *_columns(compared),
         ),

@@ -463,7 +463,7 @@ def test_the_choice_reads_no_test_data(folder, tuned):
 
 def test_ratios_of_costs_name_the_row_of_the_reference(tuned):
     assert re.search(r"hydra against ensemble: .* times the compute of ensemble\.", tuned)
-    assert re.search(r"model.st is the .* times the training of the single model\.", tuned)
+    assert re.search(r"model.st is the .* times the compute of the single model\.", tuned)
 
 
 def test_a_model_is_opened_once_before_the_first_stage(folder, call, monkeypatch):

@@ -53,7 +53,7 @@ def test_roc_points_lie_on_sklearns_curve_and_span_the_auroc(n, levels):
 @pytest.mark.parametrize(("n", "levels"), [(30, None), (30, 4), (3000, None)])
 def test_risk_is_that_of_the_surest(n, levels):
     confidence, hits = drawn(3, n, levels=levels)
-    found = risk_coverage(confidence, hits)
+    found = risk_coverage(-confidence, hits)
 
     assert len(found.x) <= MOST_POINTS
     assert found.x[-1] == 1

@@ -5,6 +5,9 @@ Here, a thread with a separate group replaces each process.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.distributed import DistNetworkError, HashStore
@@ -206,6 +209,35 @@ def test_a_signal_ends_the_waiting(monkeypatch):
     monkeypatch.setattr(distributed.time, "sleep", sleep)
 
     assert follower.ending(DataError("here")).message == ""
+
+
+ENDED_ON_THE_WAY_OUT = """
+import os, signal, sys
+from torch.distributed import HashStore
+from hydractl.errors import Interrupted
+from hydractl.processes.distributed import one_failure_report
+from hydractl.processes.signals import heed_signals
+
+heed_signals(only_first=True)
+try:
+    with one_failure_report(HashStore(), 1):
+        raise Interrupted("another process has ended") if sys.argv[1] == "lost" else KeyboardInterrupt
+except Interrupted as error:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize("end", ["lost", "interrupted"])
+def test_a_signal_after_the_choice_of_the_speaker_does_not_silence_the_speaker(end):
+    """A launcher may signal a process that is on the way from the failed training to the printed line."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_ON_THE_WAY_OUT, end], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "process" in done.stdout
+    assert "has ended" in done.stdout
 
 
 def test_nobody_else_speaks_when_the_store_is_gone(sleeps):

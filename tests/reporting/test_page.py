@@ -13,7 +13,7 @@ import pytest
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Example, Examples
-from hydractl.manifest.report import Bins, Report
+from hydractl.manifest.report import Bins, Line, Report
 from hydractl.reporting.chart import Chart, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
@@ -309,6 +309,25 @@ def test_the_first_screen_shows_the_threshold_of_the_first_row(monkeypatch):
     highest = max(y for row in seeded(0).rows for y in row.curves.risk.y)
     assert charts[0].guides == [((0.75, 0.0), (0.75, highest))]
     assert "threshold" not in next(figures(Compared.of({"a.json": seeded(0)}))).description
+    assert "of the thresholds" not in curve.description
+
+
+def test_the_first_screen_shows_the_curve_of_the_threshold(monkeypatch):
+    """A threshold on another score, or fitted on part of the samples, has its own curve."""
+    charts = []
+    monkeypatch.setattr(
+        "hydractl.reporting.figures.Chart", lambda **given: charts.append(Chart(**given)) or charts[-1]
+    )
+    report = with_threshold(seeded(0))
+    own = Line(x=(0.25, 0.75, 1.0), y=(0.0, 0.2, 0.5))
+    first = report.rows[0]
+    first = first.model_copy(update={"curves": first.curves.model_copy(update={"threshold": own})})
+    report = report.model_copy(update={"rows": (first, *report.rows[1:])})
+    (curve, *_) = figures(Compared.of({"a.json": Report.from_json(report.to_json(), place="a")}))
+
+    assert charts[0].series[0].points == [(0.25, 0.0), (0.75, 0.2), (1.0, 0.5)]
+    assert charts[0].series[-1].points == [(0.75, 0.2)]
+    assert curve.description.endswith("The curves are for the samples and the score of the thresholds.")
 
 
 def test_a_failed_threshold_and_other_orders_of_rows_have_their_own_marks():

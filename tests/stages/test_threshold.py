@@ -78,6 +78,26 @@ def test_a_report_says_what_is_accepted_and_what_that_promises(models, stored):
     assert copy.made_by.inputs[0].sha256 == Checkpoint.open(models / "hydra.st").digest
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"keep_known": 0.8}, {"ood_score": ("energy",)}, {"ood_score": ("msp", "mi")}]
+)
+def test_the_threshold_is_a_point_of_its_curve(models, settings):
+    """The curve is for the samples and the score of the threshold; without a threshold there is no second curve."""
+    options = QUICK | {"delta": 0.2} | settings
+    data = DataRef.parse(HELD)
+    row = run_eval(
+        EvalConfig(model=str(models / "hydra.st"), data=data, threshold_for=RISK, **options)
+    ).document.rows[0]
+    rule = row.threshold
+    curve = row.curves.threshold or row.curves.risk
+
+    assert 0 < rule.accepted < rule.count
+    assert (rule.coverage, rule.errors / rule.accepted) in {*zip(curve.x, curve.y, strict=True)}
+    assert (rule.count < 252) == ("keep_known" in settings)
+    plain = run_eval(EvalConfig(model=str(models / "hydra.st"), data=data, **QUICK)).document.rows[0]
+    assert plain.curves.threshold is None
+
+
 def test_predict_accepts_what_eval_counted(models, stored):
     found = lines(models, "copy.st")
     model = hydractl.load(models / "copy.st")

@@ -428,6 +428,8 @@ def test_a_threshold_accepts_texts_and_an_error_in_one_word_is_an_error(place, t
     wrong = torch.tensor([list(a) != b for a, b in zip(predictions.labels, tags, strict=True)])
     assert (threshold.count, threshold.accepted) == (len(tags), int(accepted.sum()))
     assert threshold.errors == int((wrong & accepted).sum())
+    curve = report.rows[0].curves.threshold
+    assert (threshold.coverage, threshold.errors / threshold.accepted) in zip(curve.x, curve.y, strict=True)
     again = hydractl.load(tmp_path / "s.st").predict(["the cat sat"])
     assert again.accepted.tolist() == [bool(again.scores["entropy"][0] < threshold.below)]
 

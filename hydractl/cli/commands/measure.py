@@ -142,7 +142,8 @@ def show_report(document: Report, out: Console) -> None:
     from hydractl.reporting.sections import sections
 
     main, heads = _headline(document)
-    out.print(table(["model", *heads], _cells(document, main)))
+    if main:
+        out.print(table(["model", *heads], _cells(document, main)))
     for remark in _remarks(document, main):
         line(out, remark)
     for row in document.rows:

@@ -137,7 +137,6 @@ MEASURED_SETS = replace(
         message="OOD data sets are given, but no selected metric uses them",
     ),
 )
-NOTHING_BY_SCORES = "`--ood-score` has no effect: no OOD metric is measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,15 +259,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         suggestions=ood_scores.EVERY,
         metavar="SCORE,...",
         panel=shared.OOD,
-        only_with=(
-            Constraint(
-                lambda config: config.uses_scores or not config.ood,
-                message=NOTHING_BY_SCORES,
-                hint="see `--metrics`",
-            ),
-            Constraint(
-                "uses_scores", message=NOTHING_BY_SCORES, hint="leave it out, or add `--near NAME=DATA`"
-            ),
+        only_with=Constraint(
+            "uses_scores",
+            message="`--ood-score` has no effect: no measured metric uses OOD scores",
+            hint="see `--metrics`",
         ),
     )
     latency: bool = flag(
@@ -395,7 +389,12 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def uses_scores(self) -> bool:
-        """Whether a metric, a threshold or `--save-model` needs OOD scores."""
+        """Whether a metric, a threshold or `--save-model` uses OOD scores."""
+        return self.uses_stored_scores or bool(needing(self.chosen, MetricNeeds.CERTAINTY))
+
+    @property
+    def uses_stored_scores(self) -> bool:
+        """Whether the scores that all models store are used by default."""
         fits = self.threshold_for or self.keep_known or (self.save_model and self.train)
         return bool(fits or needing(self.chosen, MetricNeeds.OOD))
 

@@ -45,12 +45,13 @@ from hydractl.evaluation.rows import (
     scaling_of,
     stored_temperatures,
     with_curves,
+    with_threshold_curve,
 )
 from hydractl.families.open_model import OpenModel, fingerprint_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import FittedScores, Header, samples_of
-from hydractl.manifest.report import Report, Row, StoredScores
+from hydractl.manifest.report import Line, Report, Row, StoredScores
 from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.compute import Measurement, RowNumbers, means, measure_all, sample_values
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
@@ -233,7 +234,7 @@ def _with_default_score(config: EvalConfig, model_files: Sequence[Sequence[OpenM
     all_store = all(
         default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(model_files)
     )
-    if not (is_settled or derived) and all_store and config.uses_scores:
+    if not (is_settled or derived) and all_store and config.uses_stored_scores:
         return replace(config, ood_score=(MSP, ENERGY_DENSITY))
     has_one_question = model_files[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and config.ood_score is None and config.ood and has_one_question:
@@ -364,7 +365,7 @@ def _measure_row(
         return
     ood = {name: predictions[name] for name in measurement.ood}
     numbers = measure_all(predictions[ID_NAME], data.labels, ood, header, measurement, queries=data.queries)
-    row = _row(config, run, results, loaded, numbers)
+    row, curve = _row(config, run, results, loaded, numbers)
     values = scaling.values(stored_temperatures(model_files)) | set_values(config.chosen, row.sets)
     row = row.model_copy(
         update={
@@ -379,6 +380,7 @@ def _measure_row(
         if config.curves:
             first = results.rows[0] if results.rows else None
             row = with_curves(row, loaded, answers, data.labels, measurement, first)
+            row = with_threshold_curve(row, curve)
         if config.keep_examples and not results.rows:
             results.examples = examples_of(
                 data.inputs[ID_NAME].dataset,
@@ -400,13 +402,13 @@ def _measure_row(
 
 def _row(
     config: EvalConfig, run: Evaluation, results: Results, loaded: LoadedRow, numbers: RowNumbers
-) -> Row:
-    """Return the row of the report: numbers from predictions and headers, thresholds and prediction sets."""
+) -> tuple[Row, Line | None]:
+    """Return the row of the report, with thresholds and prediction sets, and the curve of `fit_threshold`."""
     model_files, tested, labels = loaded.model_files, loaded.predictions[ID_NAME], run.data.labels
     by_score, best = best_on_validation(run.measurement, loaded.predictions)
     stored = stored_temperatures(model_files)
     by_label = fit_label_thresholds(tested, labels) if config.label_thresholds else ()
-    known_test, threshold, among, score = None, None, None, results.threshold_score
+    known_test, threshold, curve, among, score = None, None, None, None, results.threshold_score
     if config.keep_known is not None:
         content = run.data.identities[ID_NAME].content
         first = torch.ones(len(labels), dtype=torch.bool) if config.risk is None else first_half(content)
@@ -415,8 +417,8 @@ def _row(
     if config.risk is not None:
         several = model_files[0].header.architecture.task.by_label
         thresholds = (by_label or loaded.header.label_thresholds) if several else None
-        threshold = fit_threshold(tested, labels, score, config.risk, by_label=thresholds, among=among)
-    return Row(
+        threshold, curve = fit_threshold(tested, labels, score, config.risk, by_label=thresholds, among=among)
+    row = Row(
         name=loaded.named.name,
         models=tuple(fingerprint_of(m) for m in model_files),
         stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
@@ -440,6 +442,7 @@ def _row(
         ),
         sets=_sets(config, run, loaded),
     )
+    return row, curve
 
 
 def _sets(config: EvalConfig, run: Evaluation, loaded: LoadedRow) -> SetNumbers | None:

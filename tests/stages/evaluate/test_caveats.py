@@ -213,7 +213,9 @@ def test_compared_rows_have_paired_differences(folder):
         expected = first.values[name].value - member.values[name].value
         assert member.difference.values[name].value == pytest.approx(expected)
         assert member.difference.values[name].low < member.difference.values[name].high
-    assert {*same.difference.values} == {"accuracy", "brier", "nll", "ece", "adaptive_ece"}
+    assert {*same.difference.values} == {
+        *("accuracy", "brier", "nll", "ece", "adaptive_ece", "aurc", "augrc", "risk80", "coverage5")
+    }
     assert (same.difference.ood["many"]["auroc"].low, same.difference.ood["many"]["auroc"].high) == (0, 0)
     assert {*same.difference.ood["many"]} == {"auroc", "accepted95", "fpr95", "aupr"}
 

@@ -14,7 +14,9 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
 from hydractl.evaluation.options import Condition, NamedData
 from hydractl.manifest.report import Report
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.registry import METRICS, needing
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
@@ -171,7 +173,12 @@ def test_one_score_keeps_the_names(report_folder, energy_report):
     usual = run_eval(config(report_folder / "m0.st")).document
 
     assert energy_report.rows[0].ood["noise"].keys() == usual.rows[0].ood["noise"].keys()
-    assert energy_report.rows[0].values == usual.rows[0].values
+    by_certainty = {*needing(METRICS, MetricNeeds.CERTAINTY)}
+    changed = {
+        name for name, value in energy_report.rows[0].values.items() if value != usual.rows[0].values[name]
+    }
+    assert energy_report.rows[0].values.keys() == usual.rows[0].values.keys()
+    assert {"aurc"} <= changed <= by_certainty
     assert energy_report.rows[0].ood != usual.rows[0].ood
     assert ("ood_scores" in usual.to_json(), '"ood_scores": [\n    "energy"' in energy_report.to_json()) == (
         False,
@@ -238,7 +245,14 @@ def test_a_single_model_is_warned_of(report_folder, capsys):
         ),
         ({"ood_score": ("msp", "")}, "`--ood-score `: unknown OOD score ``"),
         ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` repeats a score"),
-        ({"ood_score": ("mi",), "near": (), "far": ()}, "`--ood-score` has no effect: no OOD metric"),
+        (
+            {"ood_score": ("mi",), "near": (), "far": (), "metrics": ("accuracy",)},
+            "`--ood-score` has no effect: no measured metric uses OOD scores",
+        ),
+        (
+            {"ood_score": ("mi",), "metrics": ("aurc",)},
+            "OOD data sets are given, but no selected metric uses them",
+        ),
         ({"ood_score": ("mi",), "metrics": ("nll", "disagreement")}, "`--ood-score` has no effect"),
         ({"fail_if": "auroc@energy[near]<0.9"}, "the OOD score `energy` is not measured"),
         ({"fail_if": "auroc@enrgy[near]<0.9"}, "did you mean `energy`"),

@@ -44,11 +44,6 @@ ROWS = (
     ),
     Row("leave it out, or add `--train TRAIN`", f"{EVAL} --val {VAL}", EVAL),
     Row(
-        "leave it out, or add `--near NAME=DATA`",
-        f"{EVAL} --ood-score energy",
-        f"{EVAL} --ood-score energy {NEAR}",
-    ),
-    Row(
         "leave it out, or add `{}` to `--ood-score`",
         f"{EVAL} {NEAR} --train {TRAIN} --ood-score energy",
         f"{EVAL} {NEAR} --ood-score energy",
