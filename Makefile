@@ -72,7 +72,7 @@ dist: $(STAMP)
 # to compile all that is installed takes pip most of a minute.
 $(PACKAGE): pyproject.toml hydractl/version.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e '.[demo]'
 	touch $@
 
 $(STAMP): $(PACKAGE)

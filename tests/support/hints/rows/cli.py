@@ -37,7 +37,7 @@ ROWS = (
         "demo -o a --dry-run",
     ),
     Row(
-        "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
+        "`pip install 'hydractl[demo]'`; `hydractl demo --task digits` needs no package",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
     Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
