@@ -391,12 +391,13 @@ class _Reader:
         plain: list[str] = []
         named: list[str] = []
         for key, value in values.items():
-            chosen = options.get(key.replace("-", "_"))
+            # An option called like a key of the stage is written with dashes.
+            chosen = options.get(key.lstrip("-").replace("-", "_"))
             if chosen is None:
                 raise InputError(
                     f"{place}: `{key}` is not an option of `hydractl {command.name}`",
                     hint="`run` sets it"
-                    if key.replace("-", "_") in RUNS
+                    if key.lstrip("-").replace("-", "_") in RUNS
                     else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
                 )
             texts = self._values(value, params, f"{place}: {key}")

@@ -92,6 +92,8 @@ class Compared:
         notes: Remarks that a reader needs.
         over: Difference between reports, over which means are taken: `SEEDS` or `SETS`.
         smallest: Differences below which two rows are level, by metric.
+        tests: At most one report: thresholds, known inputs and example answers of a row, on other data. If
+            empty, pages show those in `reports`.
     """
 
     files: tuple[str, ...]
@@ -102,6 +104,7 @@ class Compared:
     notes: tuple[str, ...]
     over: str = SEEDS
     smallest: Mapping[str, float] = field(default_factory=lambda: SMALLEST)
+    tests: tuple[Report, ...] = ()
 
     @classmethod
     def of(
@@ -110,6 +113,7 @@ class Compared:
         *,
         over: str = SEEDS,
         smallest: Mapping[str, float] = SMALLEST,
+        tests: tuple[Report, ...] = (),
     ) -> Compared:
         """Combine reports.
 
@@ -117,9 +121,10 @@ class Compared:
             reports: One or more reports, by name.
             over: As above.
             smallest: Values of `smallest` that differ from `SMALLEST`.
+            tests: As above.
 
         Raises:
-            InputError: If the reports do not measure the same quantities.
+            InputError: If the reports do not measure the same quantities, or lack the row of `tests`.
             ManifestError: If a report has metrics that this release does not know.
         """
         files, every = tuple(reports), tuple(reports.values())
@@ -129,6 +134,12 @@ class Compared:
         if over == SETS:
             _check_apart(reports)
         names = [row.name for row in every[0].rows]
+        for tested in (report.rows[0].name for report in tests):
+            if tested not in names:
+                raise InputError(
+                    f"`--tests`: has the row `{tested}`, but {files[0]} has the rows {quoted(names)}",
+                    hint="name the row with `--name` of `eval`",
+                )
         measured = quantities(every[0])
         # quantities that are missing in a report are left out
         values = {
@@ -154,6 +165,7 @@ class Compared:
             notes=tuple(_notes(files, every, over)),
             over=over,
             smallest={**SMALLEST, **smallest},
+            tests=tests,
         )
 
     @property

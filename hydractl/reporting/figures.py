@@ -207,13 +207,18 @@ def _risk(compared: Compared) -> Figure | None:
     series = _lines(compared, lambda curves: curves.risk)
     if not series:
         return None
-    first = compared.names[0]
-    rules = [row.threshold for report in compared.reports for row in report.rows if row.name == first]
+    reports = compared.tests or compared.reports
+    first = reports[0].rows[0].name
+    rules = [row.threshold for report in reports for row in report.rows if row.name == first]
     bounds = [rule for rule in rules if rule is not None and rule.below is not None]
     points = [(rule.coverage, rule.errors / rule.accepted) for rule in bounds]
     titles = [f"threshold of {first}: {rule.summary}" for rule in bounds]
     mark = Series(
-        points=points, style=series_style(0), kind="marks", spans=[None] * len(points), titles=titles
+        points=points,
+        style=series_style(compared.names.index(first)),
+        kind="marks",
+        spans=[None] * len(points),
+        titles=titles,
     )
     highest = max(y for line in series for _, y in line.points)
     chart = Chart(

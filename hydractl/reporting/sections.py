@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hydractl.manifest.guarantees import ByClass, Example
 from hydractl.manifest.report import Report, Row, column_heads
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds
 from hydractl.plugins import functions_after
@@ -118,11 +119,11 @@ def example_tables(compared: Compared) -> Iterator[ReportTable]:
 
 
 def answer_table(compared: Compared) -> ReportTable | None:
-    """Return a table of example answers of the first report, or None without examples of this kind."""
-    report = compared.reports[0]
+    """Return a table of example answers of the tests or the first report, or None without such examples."""
+    report = (compared.tests or compared.reports)[0]
     if report.examples is None or not report.examples.answers:
         return None
-    spread = "inputs at equal distances in the test data"
+    spread = f"inputs at equal distances in {report.data[ID_NAME].reference}"
     held_back = " and the first wrong answer that is held back" * any(
         example.accepted is False and example.answer != example.label for example in report.examples.answers
     )

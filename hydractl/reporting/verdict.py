@@ -225,7 +225,7 @@ def remarks(compared: Compared) -> Iterator[str]:
     """Yield remarks on the verdict: thresholds, prediction sets, omitted comparisons, and warnings."""
     yield from (
         f"{row.name}: {guarantee.summary}."
-        for report in compared.reports
+        for report in (*compared.reports, *compared.tests)
         for row in report.rows
         for guarantee in (row.known_test, row.threshold, row.sets)
         if guarantee is not None

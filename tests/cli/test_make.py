@@ -8,13 +8,15 @@ import re
 import shutil
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
+from html import unescape
 from pathlib import Path
 
 import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.cli.commands.make import MakeConfig, _choice
+from hydractl.cli.commands.make import MakeConfig
+from hydractl.cli.make_results import choice
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.document import Value
@@ -67,7 +69,7 @@ def test_it_makes_a_hydra_a_table_a_threshold_and_a_page(folder):
 
 
 def test_one_model_gets_what_the_single_commands_give(folder, call):
-    """Weights stay unchanged. One half of the data fits temperature and OOD score, the other the threshold."""
+    """Weights stay unchanged. One half of the data fits temperature and OOD score, the other both tests."""
     seen = call("make", "m0.st", *DATA, *OOD, "--risk", "0.9", "-o", "one/")
     assert seen.code == 0
     report, model = Report.read(folder / "one/report.json"), Checkpoint.open(folder / "one/model.st")
@@ -75,8 +77,10 @@ def test_one_model_gets_what_the_single_commands_give(folder, call):
     fitted = ("--temperature", fitting, "--fit", DATA[1], "--val", fitting)
     by_hand = ("--store", "stored.st", "-o", "stored.json")
     assert call("eval", "m0.st", "--data", DATA[5], *OOD, *fitted, *by_hand).code == 0
-    step = ("--threshold-for", "risk<=0.9", "--no-latency", "--bootstrap", "0", "--store", "accepting.st")
+    tests = ("--threshold-for", "risk<=0.9", "--keep-known", "0.95", "--name", "m0", "--keep-examples", "1")
+    step = (*tests, "--no-latency", "--bootstrap", "0", "--store", "accepting.st", "-o", "tests.json")
     assert call("eval", "stored.st", "--data", testing, *step).code == 0
+    assert call("report", "stored.json", "--tests", "tests.json", "-o", "by-hand.html").code == 0
     expected, accepting = Report.read(folder / "stored.json"), Checkpoint.open(folder / "accepting.st")
 
     timed = {"latency_ms", "latency_batch_ms"}
@@ -86,13 +90,74 @@ def test_one_model_gets_what_the_single_commands_give(folder, call):
     )
     assert ([row.name for row in report.rows], values) == (["m0"], values_by_hand)
     assert report.rows[0].ood == expected.rows[0].ood
-    for name in ("temperature", "fitted", "threshold"):
-        assert getattr(model.header, name) == getattr(accepting.header, name)
+    for name in ("temperature", "fitted", "threshold", "known_test"):
+        assert getattr(model.header, name) == getattr(accepting.header, name) is not None
+    assert Report.read(folder / "tests.json").examples == Report.read(folder / "one/threshold.json").examples
+    assert answers_on(folder / "one/report.html") == answers_on(folder / "by-hand.html")
     before = Checkpoint.open(folder / "m0.st")
     assert all(torch.equal(model.tensor(name), before.tensor(name)) for name in before.specs)
     assert not (folder / "one/hydra.st").exists()
     assert "hydractl predict one/model.st INPUTS" in seen.out
     shutil.rmtree(folder / "one")
+
+
+def answers_on(page: Path) -> list[str]:
+    """Return the table rows of example answers, and the marks of thresholds."""
+    text = page.read_text(encoding="utf-8")
+    table = text[text.index("Answers of ") :]
+    rows = re.findall(r"<tr>.*?</tr>", table[: table.index("</table>")], re.DOTALL)
+    return [*rows, *re.findall(r"threshold of [^<]*", text)]
+
+
+def test_predict_gives_the_reasons_of_both_tests_and_the_page_shows_five_answers(folder, call):
+    """The page marks the threshold, and lists a held-back wrong answer if the tests hold one back."""
+    words = ("--risk", "0.9", "--keep-known", "0.6", "-o", "both/")
+    assert call("make", "m0.st", *DATA, *words).code == 0
+    header, report = (
+        Checkpoint.open(folder / "both/model.st").header,
+        Report.read(folder / "both/threshold.json"),
+    )
+    assert (report.rows[0].name, report.rows[0].known_test) == ("m0", header.known_test)
+    testing = f"{DIGITS},split=val,limit=80,part=2/2"
+    assert call("predict", "both/model.st", testing, "-o", "decided.jsonl").code == 0
+    lines = [json.loads(line) for line in (folder / "decided.jsonl").read_text().splitlines()]
+    reasons = [line.get("reason") for line in lines]
+    assert all(line["accepted"] == (reason is None) for line, reason in zip(lines, reasons, strict=True))
+    assert {*reasons} == {None, "unknown", "unsure"}
+
+    items = open_data(testing)
+    wrong = [line["label"] != items.class_names[y] for line, y in zip(lines, items.labels, strict=True)]
+    held_back = sum(error and reason is not None for error, reason in zip(wrong, reasons, strict=True))
+    shown = [(e.accepted, e.answer != e.label) for e in report.examples.answers]
+    assert len(shown) == 5
+    assert held_back
+    assert (False, True) in shown
+    rows = answers_on(folder / "both/report.html")
+    assert sum("held back" in row for row in rows) == sum(not accepted for accepted, _ in shown)
+    assert any(f"threshold of m0: {header.threshold.summary}" in unescape(row) for row in rows)
+    assert f"m0: {header.known_test.summary}." in unescape(
+        (folder / "both/report.html").read_text(encoding="utf-8")
+    )
+    shutil.rmtree(folder / "both")
+
+
+@pytest.mark.parametrize(
+    ("words", "test", "other"),
+    [
+        (("--risk", "0.9", "--keep-known", "none"), "threshold", "known_test"),
+        (("--risk", "none"), "known_test", "threshold"),
+    ],
+)
+def test_each_test_can_be_left_out(folder, call, words, test, other):
+    seen = call("make", "m0.st", *DATA, *words, "-o", "alone/")
+
+    header = Checkpoint.open(folder / "alone/model.st").header
+    assert seen.code == 0
+    assert getattr(header, other) is None
+    fitted = getattr(header, test)
+    assert fitted.count == len(open_data(f"{DIGITS},split=val,limit=80,part=2/2"))
+    assert f"model.st {fitted.summary}" in seen.out
+    shutil.rmtree(folder / "alone")
 
 
 def test_weights_of_a_training_script_alone_are_imported(folder, call):
@@ -118,7 +183,10 @@ def test_halves_of_validation_data_fit_and_test_the_threshold(folder):
     assert "part=1/2" in stages["fuse"]["val"]
     assert "part=2/2" in stages["threshold"]["data"]
     assert not {*first.places} & {*second.places}
-    assert Checkpoint.open(folder / "out/model.st").header.threshold.count == len(second) == 80 - len(first)
+    header = Checkpoint.open(folder / "out/model.st").header
+    assert len(second) == 80 - len(first)
+    assert header.known_test.count == (len(second) + 1) // 2
+    assert header.threshold.count <= len(second) // 2
 
 
 def test_the_same_command_makes_nothing_twice_and_run_does_the_same(folder, call):
@@ -144,8 +212,8 @@ def test_a_dry_run_prints_the_commands(folder, call):
     assert [line.split()[1] for line in seen.out.splitlines() if line.startswith("hydractl")] == [
         "fuse",
         "eval",
-        "report",
         "eval",
+        "report",
     ]
     assert not (folder / "other").exists()
 
@@ -170,7 +238,7 @@ def test_what_a_script_saved_is_imported_first(folder, call):
     plan = json.loads(call("make", *words, "--dry-run", "--json").out)["stages"]
     seen = call("make", *words)
 
-    assert [stage["stage"] for stage in plan] == ["import-saved", "fuse", "table", "page", "threshold"]
+    assert [stage["stage"] for stage in plan] == ["import-saved", "fuse", "table", "threshold", "page"]
     assert plan[1]["command"][2:4] == ["m0.st", "other/imported/saved.st"]
     assert seen.code == 0
     assert [row.name for row in Report.read(folder / "other/report.json").rows] == [
@@ -198,24 +266,24 @@ def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
 @pytest.mark.parametrize(
     ("risk", "reason", "way"),
     [
-        ("0.001", "at least 2996 samples are needed, and half of `--val` has 40", "at least 5992 samples in `--val`"),
+        (("0.001",), "at least 2996 known samples are needed, and a quarter of `--val` has 20", "at least 12615 samples in `--val`"),
         pytest.param(
-            "0.075", "too many errors on the 40 samples in half of `--val`", "train the models further",
-            marks=pytest.mark.more,
+            ("0.075", "--keep-known", "none"), "too many errors on the 40 known samples in half of `--val`",
+            "train the models further", marks=pytest.mark.more,
         ),
     ],
     ids=["too few samples", "too many errors"],
 )  # fmt: skip
 def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, reason, way):
     """The output model records the missing threshold."""
-    seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
+    seen = call("make", "m0.st", "m1.st", *DATA, "--risk", *risk, "-o", "strict/")
 
     assert seen.code == 0
-    assert f"No threshold satisfies the risk {risk}: " in seen.out
+    assert f"No threshold satisfies the risk {risk[0]}: " in seen.out
     assert reason in seen.out
     assert way in seen.out
     assert "error:" not in seen.err
-    told = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/", "--json")
+    told = call("make", "m0.st", "m1.st", *DATA, "--risk", *risk, "-o", "strict/", "--json")
     assert told.code == 0
     assert "error" not in json.loads(told.out)
     assert "hydractl predict strict/model.st INPUTS" in seen.out
@@ -251,6 +319,8 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("saved.pth", "--hydra", "tuned"), "saved.pth has to be imported first"),
         (("m0.st", "--smallest", "accuracy"), "`--smallest`: `` is not a number"),
         (("m0.st", "--smallest", "brier=1"), "expected METRIC=X with a metric of the verdict"),
+        (("m0.st", "--risk", "none", "--keep-known", "none"), "leaves no test"),
+        (("m0.st", "--keep-known", "95"), "`--keep-known 95`: must be above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, call, words, message):
@@ -415,7 +485,7 @@ def test_the_same_command_resumes_after_the_choice(folder, tuned, call):
 
     assert (again.code, run.code) == (0, 0)
     assert [stage["stage"] for stage in json.loads(again.out)["stages"]] == [
-        "tune-0", "tune-1", "tune-2", "fuse", "choice", "table", "page", "threshold",
+        "tune-0", "tune-1", "tune-2", "fuse", "choice", "table", "threshold", "page",
     ]  # fmt: skip
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert call(*words, "--max-loss", "0.5").code == 6
@@ -466,9 +536,8 @@ def test_the_cheapest_row_that_is_not_significantly_worse_is_chosen(tmp_path, nl
     )
     rows = (hydra, single.model_copy(update={"difference": difference}))
     (tmp_path / "choice.json").write_text(report.model_copy(update={"rows": rows}).to_json())
-    data = {option: DataRef.parse(DIGITS) for option in ("val", "test")}
 
-    assert _choice(MakeConfig(models=("m.st",), out=tmp_path, hydra="tuned", **data)) == row
+    assert choice(tmp_path) == row
 
 
 @pytest.mark.parametrize(

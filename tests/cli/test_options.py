@@ -110,6 +110,8 @@ TEXTS = {
     "log_to": "tensorboard",
     "smallest": "nll=0.25",
     "pick": "single",
+    "risk": "0.25",
+    "keep_known": "0.25",
 }
 """Values to type for options that do not accept an arbitrary word."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}

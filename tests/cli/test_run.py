@@ -111,6 +111,14 @@ def test_parameters_and_stages_are_chosen(pipeline, call):
     assert "fuse r-2-0.st r-2-1.st r-2-2.st t-0.st" in dry("--set", "members=3", "--only", "fuse")
 
 
+def test_an_option_with_the_name_of_a_stage_key_is_written_with_dashes(pipeline, call):
+    text = PIPELINE.replace('name = "eval"', 'name = "eval"\n--name = "row"')
+    assert text != PIPELINE
+    Path("n.toml").write_text(text)
+
+    assert "--name row" in call("run", "n.toml", "--dry-run", "--only", "eval", "-q").out
+
+
 def test_defaults_hold_for_all_stages_of_a_command_that_do_not_say_otherwise(pipeline, call):
     text = PIPELINE.replace("verify = false\n", "").replace("keep = 2\nmembers", "members")
     Path("d.toml").write_text(f"[defaults.prune]\nverify = false\nkeep = 2\n{text}")

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hydractl.errors import ManifestError
+from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Example, Examples
 from hydractl.manifest.report import Bins, Report
@@ -21,7 +21,7 @@ from hydractl.reporting.matplotlib_figure import PAINTS, svg
 from hydractl.reporting.page import FIRST, markdown, page
 from hydractl.reporting.report_values import Cell
 from hydractl.reporting.sections import answer_table, class_tables, sections
-from hydractl.reporting.verdict import sentence, verdict_table
+from hydractl.reporting.verdict import remarks, sentence, verdict_table
 from support.analysed import analysed
 from support.reports import THRESHOLD, examples, seeded
 
@@ -339,7 +339,7 @@ def test_the_first_screen_has_answers_and_names_the_wrong_one():
     compared = Compared.of({"a.json": Report.from_json(report.to_json(), place="a")})
     first = page(compared, tuple(figures(compared))).partition('<section id="remarks">')[0]
 
-    title = "Answers of hydra: inputs at equal distances in the test data and the first wrong answer that is held back"
+    title = f"Answers of hydra: inputs at equal distances in {report.data['id'].reference} and the first wrong answer that is held back"
     assert f"<caption><span>{title}</span></caption>" in first
     rows = re.findall(
         r'<tr><th scope="row">(row \d)</th><td>cat</td><td(.*?)>(\w+)</td><td>([\w ]+)</td>', first
@@ -353,6 +353,30 @@ def test_the_first_screen_has_answers_and_names_the_wrong_one():
     accepted = tuple(example.model_copy(update={"accepted": True}) for example in answers)
     report = report.model_copy(update={"examples": report.examples.model_copy(update={"answers": accepted})})
     assert answer_table(Compared.of({"a.json": report})).title == title.partition(" and ")[0]
+
+
+def test_tests_of_another_report_replace_those_of_the_reports(monkeypatch):
+    """The mark has the colour of the tested row. Rows, numbers and curves are those of the reports."""
+    charts = []
+    monkeypatch.setattr(
+        "hydractl.reporting.figures.Chart", lambda **given: charts.append(Chart(**given)) or charts[-1]
+    )
+    tests = with_threshold(seeded(1, names=("base",)), errors=3)
+    tests = tests.model_copy(update={"examples": examples()})
+    plain, both = (
+        Compared.of({"a.json": with_threshold(seeded(0))}, tests=reports) for reports in ((), (tests,))
+    )
+
+    assert (both.rows, both.differences) == (plain.rows, plain.differences)
+    (panel,) = next(figures(both)).panels
+    assert "threshold of base: accepts" in panel.description
+    assert "threshold of hydra" not in panel.description
+    assert charts[0].series[-1].style == series_style(both.names.index("base"))
+    assert charts[0].series[-1].points == [(0.75, 0.1)]
+    assert f"base: {tests.rows[0].threshold.summary}." in [*remarks(both)]
+    assert "hydra: accepts" in " ".join(remarks(both))
+    with pytest.raises(InputError, match="has the row `other`"):
+        Compared.of({"a.json": seeded(0)}, tests=(seeded(1, names=("other",)),))
 
 
 def test_no_backtick_of_hydractl_is_on_a_page():

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
-from hydractl.cli.output import Terminal, console, line, written_out
+from hydractl.cli.make_results import CHOICE, HYDRA, MODEL, PAGE, REPORT, SINGLE, TESTED, choice, show
+from hydractl.cli.output import Terminal, written_out
 from hydractl.cli.pipeline import literal, naming_options
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import (
+    KEEP_KNOWN,
     OOD_SETS,
     NamedData,
     NamedModels,
@@ -29,12 +31,12 @@ from hydractl.evaluation.options import (
     model_name,
     risk_text,
 )
-from hydractl.messages import counted, did_you_mean_path, duration_text, quoted
+from hydractl.messages import did_you_mean_path, duration_text, quoted
 from hydractl.output.publish import Folder, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.progress import SILENT, reporting
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, number, required, setting
 from hydractl.stages import options as shared
 from hydractl.stages.importing.config import name_of
 from hydractl.tasks import SINGLE_LABEL
@@ -46,20 +48,15 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Header
 
 
-PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
-"""Files in the output folder: pipeline, hydra, hydra or model with a threshold, report, and page."""
+PLAN = "make.toml"
 CALIBRATED = "calibrated.st"
 """Copy of a single model with temperature and OOD score."""
-TESTED = "threshold.json"
-"""Report of the stage that finds the threshold."""
 NAMED = "named.st"
 """Copy of a single zero-shot model with class names."""
-CHOICE = "choice.json"
-"""Report of hydra and single model on the fitting half of `--val`, for the choice of `model.st`."""
 THRESHOLD = "threshold"
-"""Name of the last stage, which fails if no threshold satisfies the risk."""
-ENSEMBLE, SINGLE = "ensemble", "single"
-"""Names of the rows of the ensemble, and with `--hydra` of MODEL."""
+"""Name of the stage that fits both tests. The stage fails if no threshold satisfies the risk."""
+ENSEMBLE = "ensemble"
+"""Name of the row of the ensemble."""
 TUNED, PRUNED = "tuned", "pruned"
 MEMBERS = 3
 """Number of members that `--hydra` makes, as in the paper."""
@@ -68,6 +65,14 @@ FROM_SCRIPTS = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".pkl")
 _PLAIN = re.compile(r"[\w-]+")
 _OTHER_SIGNS = re.compile(r"[^\w.+ -]+")
 """Characters not permitted in names of models, because they have a meaning in options or paths."""
+
+
+NO_TEST = "none"
+"""Value that leaves out a test."""
+
+
+def _share_or_none(option: str) -> Callable[[str], float | None]:
+    return lambda text: None if text == NO_TEST else number(option, text)
 
 
 def _data(help_text: str) -> Setting:
@@ -92,9 +97,7 @@ class MakeConfig(CommandConfig):
         )
     )
     val: DataRef = required(
-        _data(
-            "Labelled held-out data: one half fits temperature, OOD score and trunk, the other the threshold."
-        )
+        _data("Labelled held-out data: one half fits temperature, OOD score and trunk, the other both tests.")
     )
     test: DataRef = required(_data("Labelled test data, for the table."))
     train: DataRef | None = by_default(
@@ -102,12 +105,30 @@ class MakeConfig(CommandConfig):
     )
     near: tuple[NamedData, ...] = by_default((), OOD_SETS)
     far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="Far OOD data."))
-    risk: float = setting(
+    keep_known: float | None = by_default(
+        0.95,
+        replace(
+            KEEP_KNOWN,
+            help="Hold back inputs with a high OOD score as `unknown`, but keep at least this share of known inputs; "
+            f"`{NO_TEST}` for no such test.",
+            parse=_share_or_none("--keep-known"),
+            metavar=f"SHARE|{NO_TEST}",
+            panel=None,
+        ),
+    )
+    risk: float | None = setting(
         0.05,
-        "Largest allowed fraction of errors among accepted inputs.",
+        f"Largest allowed fraction of errors among accepted inputs; other inputs are `unsure`. `{NO_TEST}` for no such test.",
         above=0.0,
         below=1.0,
-        metavar="R",
+        parse=_share_or_none("--risk"),
+        metavar=f"R|{NO_TEST}",
+        needs=Constraint(
+            "keep_known",
+            for_values=(None,),
+            message=f"`--risk {NO_TEST}` with `--keep-known {NO_TEST}` leaves no test",
+            hint="leave one of them out",
+        ),
     )
     hydra: str | None = setting(
         None,
@@ -249,17 +270,18 @@ class MakeConfig(CommandConfig):
         """Rows that the last stage of the pipeline may store as `model.st`: one, or all rows before the choice."""
         return self.picks if self.chooses else (self.pick or self.picks[0],)
 
-    def stages(self, *, fits_scores: bool = True) -> Iterator[StageOptions]:
-        """Yield the pipeline stages that import, train and fuse models, and make table, page and threshold.
+    def stages(self, *, has_one_question: bool = True) -> Iterator[StageOptions]:
+        """Yield the pipeline stages that import, train and fuse models, and make table, tests and page.
 
         A single model stays unchanged. The table measures the model with fitted temperature and OOD score.
         `calibrated.st` stores both.
 
         Args:
-            fits_scores: Whether OOD scores are fitted on `--train`.
+            has_one_question: Whether each input has a single label, so OOD scores are fitted on `--train`, and
+                the page shows example answers.
 
         Yields:
-            All stages; the last ones find the threshold, one stage for each of `candidates`.
+            All stages; the last ones fit the tests and write the page, two stages for each of `candidates`.
 
         Raises:
             CheckpointError: If weights of a training script do not exist.
@@ -268,7 +290,7 @@ class MakeConfig(CommandConfig):
         """
         fitting, testing = self.halves(self.val)
         models = []
-        for number, (name, model) in enumerate(self.named_models, start=1):
+        for place, (name, model) in enumerate(self.named_models, start=1):
             models.append(self._path(f"imported/{name}.st") if from_script(model) else model)
             if from_script(model) and not Path(model).is_file():
                 raise CheckpointError(
@@ -281,7 +303,7 @@ class MakeConfig(CommandConfig):
                 )
             if from_script(model):
                 yield {
-                    "name": f"import-{name}" if _PLAIN.fullmatch(name) else f"import-model-{number}",
+                    "name": f"import-{name}" if _PLAIN.fullmatch(name) else f"import-model-{place}",
                     "command": "import",
                     "sources": [model],
                     **self._options(arch=self.arch, labels=self.labels),
@@ -289,7 +311,7 @@ class MakeConfig(CommandConfig):
                     "out": models[-1],
                 }
         on = self._options(device=None if self.device == "auto" else self.device)
-        scored = {"fit": str(self.train), "val": fitting} if self.train and fits_scores else {}
+        scored = {"fit": str(self.train), "val": fitting} if self.train and has_one_question else {}
         rows = dict(zip([SINGLE] if self.hydra else [n for n, _ in self.named_models], models, strict=True))
         base, names = models[0], naming_options(self.naming)
         if names and len(models) == 1:
@@ -337,18 +359,11 @@ class MakeConfig(CommandConfig):
             **(
                 {"compare": [f"{ENSEMBLE}={','.join(members)}", *compared]}
                 if self.fuses
-                else {"store": self._path(CALIBRATED)}
+                else {"--name": self.picks[0], "store": self._path(CALIBRATED)}
             ),
             **(fitted if self.near or self.far or not self.fuses else {"temperature": fitting}),
             **on,
             "out": self._path(REPORT),
-        }
-        yield {
-            "name": "page",
-            "command": "report",
-            "files": [self._path(REPORT)],
-            "smallest": [*map(str, self.smallest)],
-            "out": self._path(PAGE),
         }
         calibrated = self._path(HYDRA if self.fuses else CALIBRATED)
         for pick in self.candidates:
@@ -356,13 +371,23 @@ class MakeConfig(CommandConfig):
                 "name": THRESHOLD,
                 "command": "eval",
                 **({"model": rows[pick], **fitted} if self.fuses and pick in rows else {"model": calibrated}),
+                "--name": pick,
                 "data": testing,
-                "threshold-for": str(risk_text(self.risk)),
+                **self._options(**{"threshold-for": risk_text(self.risk), "keep-known": self.keep_known}),
                 "latency": False,
                 "bootstrap": 0,
+                "keep-examples": int(has_one_question),
                 **on,
                 "store": self._path(MODEL),
                 "out": self._path(TESTED),
+            }
+            yield {
+                "name": "page",
+                "command": "report",
+                "files": [self._path(REPORT)],
+                "tests": self._path(TESTED),
+                "smallest": [*map(str, self.smallest)],
+                "out": self._path(PAGE),
             }
 
     def _member_stages(self, model: str, fitting: str, on: StageOptions) -> Iterator[StageOptions]:
@@ -470,7 +495,7 @@ class MakeConfig(CommandConfig):
         return str(self.out / name)
 
     @staticmethod
-    def _options(**options: str | None) -> StageOptions:
+    def _options(**options: str | float | None) -> StageOptions:
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -589,10 +614,10 @@ def missing_classes(config: MakeConfig) -> list[str]:
 
 @command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
-    r"""Make a model with a threshold from one trained model or several.
+    r"""Make a model that holds back answers from one model or several.
 
     Imports weights of training scripts, fits temperature and OOD score on `--val`, measures the model on
-    `--test`, finds the threshold below which the model may answer, and writes a page. Nothing is trained
+    `--test`, fits the tests for `unknown` and `unsure` inputs, and writes a page. Nothing is trained
     without `--hydra`. Several models are fused into a hydra with the longest trunk that `--val` permits; the
     table then has rows for the ensemble and for each model too. `--hydra` makes the hydra of one model, and
     model.st is the hydra or the single model, by NLL and AUROC on half of `--val`. The same command, or
@@ -616,15 +641,18 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
                 "do not cover these classes; add samples of every class of `--test`"
             )
     plan = config.keep or config.out / PLAN
-    labels = _other_labels(config) if config.train else ""
-    if labels and not config.hydra:
+    labels = _other_labels(config)
+    if labels and config.train and not config.hydra:
         terminal.progress().warn(
             f"`--train` is ignored: the models answer {labels}, and only models with one label use it"
         )
     picks = config.candidates
-    stages = [{k: literal(v) for k, v in s.items()} for s in config.stages(fits_scores=not labels)]
-    common, last = stages[: -len(picks)], stages[-len(picks) :]
-    texts = {p: written([*common, stage], command="make") for p, stage in zip(picks, last, strict=True)}
+    stages = [{k: literal(v) for k, v in s.items()} for s in config.stages(has_one_question=not labels)]
+    common, last = stages[: -2 * len(picks)], stages[-2 * len(picks) :]
+    texts = {
+        p: written([*common, *pair], command="make")
+        for p, *pair in zip(picks, last[::2], last[1::2], strict=True)
+    }
     first = written(common, command="make") if config.chooses else texts[picks[0]]
     # With a choice, the file has one of several texts after an earlier run.
     present = plan.read_bytes() if plan.is_file() else b""
@@ -637,7 +665,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
         run_plan(
             plan,
             text,
-            read_back(plan, text, force=True)[-1 if last else None :],
+            read_back(plan, text, force=True)[-2 if last else None :],
             terminal,
             dry_run=config.dry_run,
             keep=config.keep is not None,
@@ -651,10 +679,16 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
             _prepare_training(config, estimates=not (terminal.as_json or terminal.quiet))
     run(first, last=False)
     if config.chooses and not config.dry_run:
-        run(texts[_choice(config)], last=True)
+        run(texts[choice(config.out)], last=True)
     if not (config.dry_run or terminal.as_json or terminal.quiet):
         with written_out():
-            _show(config)
+            show(
+                config.out,
+                models=len(config.models),
+                pick=config.pick,
+                smallest={s.metric: s.difference for s in config.smallest},
+                makes_members=config.hydra is not None,
+            )
 
 
 def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
@@ -704,15 +738,6 @@ def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
     )
 
 
-def _choice(config: MakeConfig) -> str:
-    """Return the row of `model.st`: from `--pick`, or by the report on the fitting half of `--val`."""
-    from hydractl.cli.quality import cheapest
-    from hydractl.manifest.report import Report
-    from hydractl.reporting.comparison import Compared
-
-    return config.pick or cheapest(Compared.of({CHOICE: Report.read(config.out / CHOICE)}))
-
-
 def _other_labels(config: MakeConfig) -> str:
     """Describe the labels of models with several labels or words per input.
 
@@ -731,68 +756,3 @@ def _other_labels(config: MakeConfig) -> str:
         resolved = resolve(config.arch, Metadata(), place="weights.pth", image_options={}, sets_classes=False)
         architecture = describe(resolved).architecture
     return "" if architecture.task.has_one_question else architecture.task.labels
-
-
-def _show(config: MakeConfig) -> None:
-    """Print the table, the verdict, the threshold, and the next command."""
-    from hydractl.cli.quality import LEVEL_NOTE, reason, sentence, show_quality
-    from hydractl.manifest.report import Report
-    from hydractl.reporting.comparison import Compared
-    from hydractl.reporting.verdict import guessing
-
-    smallest = {s.metric: s.difference for s in config.smallest}
-    compared = Compared.of({REPORT: Report.read(config.out / REPORT)}, smallest=smallest)
-    show_quality(compared, unit=SINGLE if config.hydra else compared.names[-len(config.models)])
-    verdict = [guessing(compared), *(sentence(compared, opponent) for opponent in compared.differences)]
-    verdict += [LEVEL_NOTE] * bool(compared.differences)
-    reasons = [f"{MODEL} is the {reason(compared, SINGLE, _choice(config))}"] if config.hydra else []
-    for text in ("", *filter(None, verdict), *reasons, *_outcome(config)):
-        line(console(), text)
-
-
-def _outcome(config: MakeConfig) -> Iterator[str]:
-    """Yield lines about the cost of the hydra, the threshold, and the next command."""
-    from hydractl.families.open_model import open_model
-
-    plan = open_model(str(config.out / HYDRA)).header.plan if len(config.models) > 1 else None
-    if plan is not None and not plan.trunk:
-        yield (
-            f"The models share no block, so the hydra costs as much as {len(config.models)} models. Models that "
-            "are fine-tuned from the same weights can share a trunk: see docs/start.md"
-        )
-    model = config.out / MODEL
-    threshold = open_model(str(model)).header.threshold
-    if threshold is not None:
-        yield from (
-            [f"{MODEL} {threshold.summary}"] if threshold.accepted else _no_threshold(config, threshold.count)
-        )
-    yield from (
-        f"The page: {config.out / PAGE}",
-        f"Next: hydractl predict {shlex.quote(str(model))} INPUTS -o predictions.csv",
-    )
-
-
-def _no_threshold(config: MakeConfig, count: int) -> Iterator[str]:
-    """Yield the reason why no threshold satisfies the risk, and a hint with a risk that may be satisfied.
-
-    Args:
-        config: Options of `make`.
-        count: Number of samples for the threshold.
-    """
-    from hydractl.evaluation.options import DELTA
-    from hydractl.manifest.report import Report
-    from hydractl.metrics.selective import HALF, fewest
-
-    least = fewest(config.risk, DELTA)
-    hits = Report.read(config.out / TESTED).rows[0].values["accuracy"].value
-    few = count < least
-    risk = 1 - (DELTA ** (1 / max(1, count - 1)) if few else hits - 1 / math.sqrt(count))
-    risk = max(math.ceil(100 * risk), round(100 * config.risk) + 1) / 100
-    reason = (
-        f"at least {least} samples are needed, and half of `--val` has {count}"
-        if few
-        else f"the model makes too many errors on the {counted(count, 'sample')} in half of `--val`"
-    )
-    way = f"give at least {2 * least} samples in `--val`" if few else "train the models further"
-    yield f"No threshold satisfies the risk {config.risk:g}: {reason}."
-    yield f"hint: {way}" + f", or allow more risk: `--risk {risk:g}`" * (risk <= HALF)

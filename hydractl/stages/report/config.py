@@ -50,6 +50,13 @@ class ReportConfig(CheckedSettings, CommandConfig):
             hint="give one report per data set",
         ),
     )
+    tests: Path | None = setting(
+        None,
+        "Report of `eval` with a threshold, known inputs or examples of a row; the page shows these results.",
+        metavar="REPORT",
+        shows_default=False,
+        role=Role.FILE,
+    )
     smallest: tuple[shared.Smallest, ...] = by_default((), shared.SMALLEST)
     out: Path | None = setting(
         None,

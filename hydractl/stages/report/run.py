@@ -71,7 +71,10 @@ def run_report(config: ReportConfig) -> ReportReport:
         if config.figures is not None:
             check_folder(config.figures)
         compared = Compared.of(
-            _read(config.files), over=config.over, smallest={s.metric: s.difference for s in config.smallest}
+            _read(config.files),
+            over=config.over,
+            smallest={s.metric: s.difference for s in config.smallest},
+            tests=() if config.tests is None else (Report.read(config.tests),),
         )
         files = _files(config, compared, output)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
@@ -84,7 +87,7 @@ def run_report(config: ReportConfig) -> ReportReport:
 
 def _check(paths: Sequence[Path], config: ReportConfig, output: Output, *, option: str = "-o") -> None:
     """Check that outputs may be written. `--if-changed` replaces only pages written by hydractl."""
-    inputs = [path for path in config.files if path != STDIN]
+    inputs = [path for path in (*config.files, config.tests) if path not in {STDIN, None}]
     output.check(*paths, files=inputs, option=option)
     for path in paths:
         if config.if_changed and has_content(path) and MARK.encode() not in path.read_bytes():

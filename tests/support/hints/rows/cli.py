@@ -58,6 +58,7 @@ ROWS = (
         f"make m-0.st {HALVES} --dry-run",
     ),
     Row("choose from {}", f"{MAKES} --pick ensemble", f"{MAKES} --pick m-0"),
+    Row("leave one of them out", f"{MAKES} --risk none --keep-known none", f"{MAKES} --risk none"),
     Row(
         "`hydractl import {} -o model.st`, then `hydractl make model.st`",
         test="tests/cli/test_make.py::test_what_cannot_be_is_refused",

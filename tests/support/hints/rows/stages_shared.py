@@ -133,6 +133,15 @@ ROWS = (
         before=(f"{EVAL.replace('test', 'val')} -q -o second.json",),
     ),
     Row(
+        "name the row with `--name` of `eval`",
+        "report report.json --tests second.json",
+        "report report.json --tests third.json",
+        before=(
+            f"{EVAL.replace('test', 'val')} --name other -q -o second.json",
+            f"{EVAL.replace('test', 'val')} -q -o third.json",
+        ),
+    ),
+    Row(
         "add `-o report.html`",
         "report report.json --force",
         "report report.json --force -o page.html",
