@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ COLUMNS = ("accuracy", "NLL", "ECE", "near", "far")
 
 Predictions = tuple[np.ndarray, np.ndarray]
 """Scores of classes (N, C) for a softmax, and OOD scores (N,)."""
+Method = Callable[[np.ndarray], Predictions]
 
 
 def pixels(reference: str) -> np.ndarray:
@@ -59,50 +60,52 @@ def neighbour(train: np.ndarray, classes: np.ndarray, inputs: np.ndarray) -> Pre
     return -(by_class**2), by_class.min(1)
 
 
-def regression(model: LogisticRegression, inputs: np.ndarray) -> Predictions:
-    """Return logits and the negative maximum softmax."""
-    return model.decision_function(inputs), -model.predict_proba(inputs).max(1)
+def regression(data: Data) -> Method:
+    """Fit logistic regression with the lowest NLL on the validation data.
 
-
-def fitted(data: Data) -> LogisticRegression:
-    """Return the logistic regression with the lowest NLL on the validation data."""
-    inputs, val = (pixels(part) for part in (data.train, data.val))
+    The method returns logits and the negative maximum softmax.
+    """
+    inputs, val, truth = pixels(data.train), pixels(data.val), labels(data.val)
     models = [LogisticRegression(C=c, max_iter=2000).fit(inputs, labels(data.train)) for c in PENALTIES]
     rows = np.arange(len(val))
-    return min(models, key=lambda model: -model.predict_log_proba(val)[rows, labels(data.val)].mean())
+    best = min(models, key=lambda model: -model.predict_log_proba(val)[rows, truth].mean())
+    return lambda images: (best.decision_function(images), -best.predict_proba(images).max(1))
 
 
-def measured(data: Data) -> Mapping[str, Mapping[str, float]]:
-    """Return the columns of each baseline, in % except NLL and ECE."""
-    train, classes = pixels(data.train), labels(data.train)
-    methods = {
-        "1-NN on pixels": partial(neighbour, train, classes),
-        "logistic regression on pixels": partial(regression, fitted(data)),
+def measured(seeds: Sequence[Data]) -> Mapping[str, Mapping[str, float]]:
+    """Return the columns of each baseline, in % except NLL and ECE: means over the data of all seeds."""
+    data = seeds[0]
+    methods: dict[str, Method] = {
+        "1-NN on pixels": partial(neighbour, pixels(data.train), labels(data.train)),
+        "logistic regression on pixels": regression(data),
     }
     truth, rows = torch.from_numpy(labels(data.test)), {}
     for name, predict in methods.items():
         held_out = torch.from_numpy(predict(pixels(data.val))[0])
         temperature = fit_temperature(held_out[None], torch.from_numpy(labels(data.val))).temperature
-        scores, strangeness = predict(pixels(data.test))
+        scores, inside = predict(pixels(data.test))
         log_probs = (torch.from_numpy(scores) / temperature).log_softmax(-1)
         confidence, answers = log_probs.exp().max(-1)
         hits = answers == truth
+
+        @cache
+        def area(reference: str, predict: Method = predict, inside: np.ndarray = inside) -> float:
+            outside = predict(pixels(reference))[1]
+            known = [0] * len(inside) + [1] * len(outside)
+            return float(roc_auc_score(known, np.concatenate([inside, outside])))
+
         rows[name] = {
             "accuracy": 100 * hits.double().mean().item(),
             "NLL": -log_probs.gather(1, truth[:, None]).mean().item(),
             "ECE": ece(confidence, hits).item(),
+            "near": 100 * statistics.mean(area(ref) for one in seeds for ref in one.near.values()),
+            "far": 100 * statistics.mean(area(ref) for one in seeds for ref in one.far.values()),
         }
-        for kind, sets in (("near", data.near), ("far", data.far)):
-            areas = []
-            for reference in sets.values():
-                outside = predict(pixels(reference))[1]
-                known = [0] * len(strangeness) + [1] * len(outside)
-                areas.append(roc_auc_score(known, np.concatenate([strangeness, outside])))
-            rows[name][kind] = 100 * statistics.mean(areas)
     return rows
 
 
 def main() -> None:
+    """Measure all seeds and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,16 +119,15 @@ def main() -> None:
     if options.task == "fashion" and options.idx is None:
         parser.error("fashion needs --idx FOLDER (Debian's package dataset-fashion-mnist)")
     warnings.simplefilter("error")  # Logistic regression warns if it does not converge.
-    results = []
+    seeds = []
     for seed in options.seeds:
         folder = options.work / f"{options.task}-{seed}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         plan = digits(folder, seed) if options.task == "digits" else fashion(folder, seed, idx=options.idx)
-        results.append(measured(plan.data))
+        seeds.append(plan.data)
     print(f"| {options.task} | {' | '.join(COLUMNS)} |\n|---|{'---:|' * len(COLUMNS)}")
-    for name in results[0]:
-        means = {column: statistics.mean(result[name][column] for result in results) for column in COLUMNS}
-        cells = [f"{means[c]:.3f}".lstrip("0") if c in {"NLL", "ECE"} else f"{means[c]:.1f}" for c in COLUMNS]
+    for name, row in measured(seeds).items():
+        cells = [f"{row[c]:.3f}".lstrip("0") if c in {"NLL", "ECE"} else f"{row[c]:.1f}" for c in COLUMNS]
         print(f"| {name} | {' | '.join(cells)} |")
 
 

@@ -22,7 +22,7 @@ from hydractl.families.open_model import open_model
 TRAIN, TEST, VAL = "intents::split=train", "intents::split=test", "intents::split=val"
 MEMBERS = 3
 ROW, TOP, WIDTH = 37, 82, 1000
-TRUNK, MEMBER, ANSWER, VERDICT = 300, 470, 610, 880
+TRUNK, MEMBER, ANSWER, VERDICT = 285, 450, 585, 850
 """Left edges of the columns after the questions."""
 
 
@@ -80,10 +80,12 @@ def run(work: Path) -> tuple[int, int, Sequence[tuple[Mapping[str, str], Mapping
 
 
 def text(x: float, y: float, content: str, colour: str, *, size: int = 17, more: str = "") -> str:
+    """Return a line of text; `y` is the baseline."""
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {more}>{escape(content)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, palette: Palette) -> str:
+    """Return a rounded rectangle."""
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{palette.fill}" '
         f'stroke="{palette.accent}" stroke-width="2"/>'
@@ -108,27 +110,22 @@ def parts(
     for x, heading in (
         (16, "questions"),
         (TRUNK, "one model"),
-        (ANSWER, "answer, confidence"),
+        (ANSWER, "answer (wrong: struck out)"),
         (VERDICT - 20, "accepted?"),
     ):
         yield text(x, 40, heading, palette.quiet)
     boxes = [middle - 110 + 85 * i for i in range(MEMBERS)]
     for i, (question, answer) in enumerate(pairs):
         y = TOP + ROW * i
-        yield curve((228, y - 6), (TRUNK, middle), palette.line)
+        yield curve((215, y - 6), (TRUNK, middle), palette.line)
         yield text(16, y, question["text"], palette.text)
         accepted, right = answer["accepted"], answer["label"] == question["label"]
-        colour = palette.accepted if accepted else palette.held_back
-        yield text(ANSWER, y, f"{answer['label']}", palette.text if right else palette.quiet)
-        yield text(ANSWER + 215, y, f"{answer['probability']:.2f}", palette.quiet, more='text-anchor="end"')
-        verdict = ("✓ yes" if right else "✗ yes, but wrong") if accepted else f"no: {answer['reason']}"
-        yield text(
-            VERDICT - 20,
-            y,
-            verdict,
-            colour if right or not accepted else palette.held_back,
-            more='font-weight="600"',
-        )
+        colour = palette.accepted if accepted and right else palette.held_back
+        strike = "" if right else 'text-decoration="line-through"'
+        yield text(ANSWER, y, str(answer["label"]), palette.text if right else palette.quiet, more=strike)
+        yield text(ANSWER + 225, y, f"{answer['probability']:.2f}", palette.quiet, more='text-anchor="end"')
+        verdict = ("✓ yes" if right else "✗ yes, wrong") if accepted else f"no: {answer['reason']}"
+        yield text(VERDICT - 20, y, verdict, colour, more='font-weight="600"')
     for top in boxes:
         yield curve((TRUNK + 120, middle), (MEMBER, top + 25), palette.accent)
         yield curve((MEMBER + 90, top + 25), (ANSWER - 14, middle), palette.accent)
@@ -145,6 +142,7 @@ def parts(
 
 
 def main() -> None:
+    """Run the commands and draw the picture for each theme."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

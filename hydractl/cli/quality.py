@@ -16,6 +16,7 @@ from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.ood_scores import number_name
 from hydractl.output.publish import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
@@ -127,7 +128,7 @@ def show_answers(out: Path) -> None:
     rows, right, wrong = [], Counter[str](), Counter[str]()
     for question, answer in zip(questions, answers, strict=True):
         accepted, intent = answer["accepted"], question.get("label", "")
-        verdict = "yes" if accepted else "no threshold" if accepted is None else f"no, {answer.get('reason')}"
+        verdict = "yes" if accepted else "no threshold" if accepted is None else f"no, {answer['reason']}"
         rows.append([question["text"], answer["label"], intent, f"{answer['probability']:.3f}", verdict])
         (right if answer["label"] == intent else wrong)[ACCEPTED if accepted else HELD_BACK] += 1
     heads = ["question", "answer", "intent", "confidence", "accepted"]
@@ -140,6 +141,9 @@ def show_answers(out: Path) -> None:
         line(terminal, "")
         terminal.print(table(heads, rows, title=f"{len(rows)} questions, chosen to show each case", left=5))
         line(terminal, f"{' '.join(counts)} Intent `none`: a question of another kind.")
+        line(
+            terminal, f"On all test data, where the test `known` keeps 95 % of known inputs: {_shares(out)}."
+        )
         line(terminal, "")
         line(terminal, f"The page, with quality on all test questions: {out / PAGE}")
         line(terminal, f"Next: echo 'my battery is dead' | hydractl predict {out / MODEL} -")
@@ -147,6 +151,15 @@ def show_answers(out: Path) -> None:
             terminal,
             "      hydractl make MODEL --train TRAIN --val VAL --test TEST -o DIR   # your own model and data",
         )
+
+
+def _shares(out: Path) -> str:
+    """Return the accepted share of each OOD set of the report, by the last OOD score."""
+    report = Report.read(out / REPORT)
+    name = number_name("accepted95", report.ood_scores[-1], report.ood_scores)
+    return listed(
+        [f"{100 * numbers[name].value:.0f} % of {kind}" for kind, numbers in report.rows[0].ood.items()]
+    )
 
 
 def sentence(compared: Compared, opponent: str) -> str:

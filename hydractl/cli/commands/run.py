@@ -515,6 +515,8 @@ def demo(
     plan = keep or out / DEMO_PLAN
     text = pipeline("full" if full else task, out, seed)
     stages = read_back(plan, text, force=force or (dry_run and keep is None))
+    if force and not dry_run:
+        (out / "make.toml").unlink(missing_ok=True)  # Pipelines cannot pass `--force` to the stage `make`.
     run_plan(
         plan,
         text,
