@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hydractl.cli.output import console, line, table, table_of, written_out
@@ -119,10 +120,10 @@ QUESTIONS, ANSWERS = "questions.jsonl", "answers.jsonl"
 ACCEPTED, HELD_BACK = "Accepted", "Held back"
 
 
-def show_answers(out: Path) -> None:
+def show_answers(folder: Path) -> None:
     """Print questions with intent, answer and verdict, the number of wrong answers, and the next commands."""
     questions, answers = (
-        [json.loads(text) for text in (out / name).read_text(encoding="utf-8").splitlines()]
+        [json.loads(text) for text in (folder / name).read_text(encoding="utf-8").splitlines()]
         for name in (QUESTIONS, ANSWERS)
     )
     rows, right, wrong = [], Counter[str](), Counter[str]()
@@ -142,20 +143,21 @@ def show_answers(out: Path) -> None:
         terminal.print(table(heads, rows, title=f"{len(rows)} questions, chosen to show each case", left=5))
         line(terminal, f"{' '.join(counts)} Intent `none`: a question of another kind.")
         line(
-            terminal, f"On all test data, where the test `known` keeps 95 % of known inputs: {_shares(out)}."
+            terminal,
+            f"With 95 % of the known test questions, the test `known` also accepts {_shares(folder)}.",
         )
         line(terminal, "")
-        line(terminal, f"The page, with quality on all test questions: {out / PAGE}")
-        line(terminal, f"Next: echo 'my battery is dead' | hydractl predict {out / MODEL} -")
+        line(terminal, f"The page, with quality on all test questions: {folder / PAGE}")
+        line(terminal, f"Next: echo 'my battery is dead' | hydractl predict {quote(str(folder / MODEL))} -")
         line(
             terminal,
             "      hydractl make MODEL --train TRAIN --val VAL --test TEST -o DIR   # your own model and data",
         )
 
 
-def _shares(out: Path) -> str:
+def _shares(folder: Path) -> str:
     """Return the accepted share of each OOD set of the report, by the last OOD score."""
-    report = Report.read(out / REPORT)
+    report = Report.read(folder / REPORT)
     name = number_name("accepted95", report.ood_scores[-1], report.ood_scores)
     return listed(
         [f"{100 * numbers[name].value:.0f} % of {kind}" for kind, numbers in report.rows[0].ood.items()]

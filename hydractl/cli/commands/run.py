@@ -130,7 +130,7 @@ def run_stages(
     json: bool,
     quiet: bool,
     brief: bool = False,
-    shown: Collection[str] = (),
+    stdout_stages: Collection[str] = (),
     may_fail: Collection[str] = (),
     results: list[dict[str, object]] | None = None,
 ) -> None:
@@ -143,7 +143,7 @@ def run_stages(
         json: Print a document with the results of all stages. A failed stage is the last.
         quiet: Print only paths.
         brief: Print the running commands, without standard output.
-        shown: Names of stages with standard output in spite of `brief`.
+        stdout_stages: Names of stages with standard output in spite of `brief`.
         may_fail: Names of stages whose check may fail (exit code 5) without ending the run.
         results: Results of earlier stages, to which the results of these stages are added.
 
@@ -165,7 +165,7 @@ def run_stages(
         begin = time.monotonic()
         with (
             contextlib.redirect_stdout(captured)
-            if json or (brief and stage.name not in shown)
+            if json or (brief and stage.name not in stdout_stages)
             else contextlib.nullcontext()
         ):
             code = main([*line, *["--json"] * json, *["-q"] * quiet], shows_checks=stage.name not in may_fail)
@@ -340,13 +340,13 @@ def run_plan(
     dry_run: bool,
     keep: bool = False,
     brief: bool = False,
-    shown: Collection[str] = (),
+    stdout_stages: Collection[str] = (),
     may_fail: Collection[str] = (),
     results: list[dict[str, object]] | None = None,
 ) -> None:
     """Write and run a pipeline. With `dry_run`, print the commands and write the file only if `keep`.
 
-    `brief`, `shown`, `may_fail` and `results` are arguments of `run_stages`.
+    `brief`, `stdout_stages`, `may_fail` and `results` are arguments of `run_stages`.
 
     Raises:
         OutputError: If the file's folder cannot be created.
@@ -369,7 +369,7 @@ def run_plan(
             json=terminal.as_json,
             quiet=terminal.quiet,
             brief=brief,
-            shown=shown,
+            stdout_stages=stdout_stages,
             may_fail=may_fail,
             results=results,
         )
@@ -525,7 +525,7 @@ def demo(
         dry_run=dry_run,
         keep=keep is not None,
         brief=not quiet,
-        shown=("make",),
+        stdout_stages=("make",),
         may_fail=(THRESHOLD,),
     )
     if not (dry_run or json or quiet):

@@ -36,6 +36,7 @@ ROWS = (
         "demo -o a,b --dry-run",
         "demo -o a --dry-run",
     ),
+    Row("add `--task digits`", "demo --full --dry-run", "demo --task digits --full --dry-run"),
     Row(
         "`pip install 'hydractl[demo]'`; `hydractl demo --task digits` needs no package",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
