@@ -340,11 +340,8 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
 
 
 def folder_files(folder: Path) -> tuple[Path, ...]:
-    """Return a folder's files for architecture and preprocessing, without weights.
-
-    A file that matches two patterns in `BESIDE` appears twice.
-    """
-    return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
+    """Return a folder's files for architecture and preprocessing, without weights, in the order of `BESIDE`."""
+    return tuple(dict.fromkeys(path for pattern in BESIDE for path in sorted(folder.glob(pattern))))
 
 
 def folder_config(folder: Path) -> dict[str, object]:

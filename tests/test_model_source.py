@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import largest_difference
-from hydractl.model_source import HUB_ID, download, locate, parse_arch
+from hydractl.model_source import HUB_ID, download, folder_files, locate, parse_arch
 from support.builders import base
 from support.hub import BROKEN, GATED, serve
 from support.variants import PLAIN, TINY, variant
@@ -613,3 +613,13 @@ def test_shards_of_a_variant(tmp_path):
     (folder / "model.safetensors.index.bf16.json").write_bytes(index.read_bytes())
     with pytest.raises(CheckpointError, match="has 2 indexes of shards"):
         locate(str(folder))
+
+
+def test_a_file_of_a_folder_is_listed_once(tmp_path):
+    """The name of the index matches two patterns."""
+    for name in ("model.safetensors.index.json", "x.index.config.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+
+    assert sorted(path.name for path in folder_files(tmp_path)) == sorted(
+        path.name for path in tmp_path.iterdir()
+    )

@@ -394,9 +394,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             else ood_score
             for name in names
         }
-        accepted, is_known = bounds.decide(
-            {name: x.where(x.isfinite(), torch.inf) for name, x in scores.items()}
-        )
+        accepted, is_known = bounds.decide(scores)
         return {"accepted": accepted, "is_known": is_known}
 
 

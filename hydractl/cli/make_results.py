@@ -112,4 +112,5 @@ def _no_threshold(out: Path, threshold: Threshold, keep_known: float | None) -> 
     )
     way = f"give at least {samples} samples in `--val`" if few else "train the models further"
     yield f"No threshold satisfies the risk {threshold.risk:g}: {reason}."
-    yield f"hint: {way}" + f", or allow more risk: `--risk {risk:g}`" * (risk <= HALF)
+    more = f", allow more risk: `--risk {risk:g}`" * (risk <= HALF)
+    yield f"hint: {way}{more}" + ", or leave out this test: `--risk none`" * (keep_known is not None)

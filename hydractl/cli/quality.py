@@ -167,18 +167,18 @@ def _shares(folder: Path) -> str:
 def sentence(compared: Compared, opponent: str) -> str:
     """Return a sentence that compares the first row with another: metrics by judgement, and the cost.
 
-    For example "hydra against single: better in Acc (by 0.012), level in NLL, at 1.40 times the compute."
+    For example "hydra against single: better in Acc (by 0.012), level in NLL, at 1.40 times the compute of single."
     """
     first, differences = compared.names[0], compared.differences[opponent]
     labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
     for head, quantity in quality(compared).items():
         if difference := differences.get(quantity):
-            label = head.partition(" ")[0]
+            label = head.rpartition(" ")[0]
             word = judgement(quantity.metric, difference, compared.smallest) or LEVEL
             labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
     parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
     cost, other_cost = (compared.rows[row][COSTS["compute"]].value for row in (first, opponent))
-    return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute."
+    return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute of {opponent}."
 
 
 def cheapest(compared: Compared) -> str:
@@ -217,7 +217,7 @@ def reason(compared: Compared, second: str, chosen: str) -> str:
         if cost in rows[first] and cost in rows[second]
     ]
     name = first if chosen == first else f"{second} model"
-    return f"{name}: on the test data the {first} differs in {listed(parts)}, at {listed(costs)}."
+    return f"{name}: on the test data the {first} differs in {listed(parts)}, at {listed(costs)} of the {second} model."
 
 
 def answers(path: Path) -> Iterator[list[str]]:

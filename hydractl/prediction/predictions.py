@@ -56,9 +56,12 @@ class Bounds(NamedTuple):
     def decide(self, scores: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return whether each sample is accepted, and whether each sample is known, (N,), boolean.
 
-        None without bounds, and without a bound of known inputs.
+        None without bounds, and without a bound of known inputs. Scores that are not finite pass no test.
         """
-        is_known, is_sure = (None if bound is None else scores[bound[0]] < bound[1] for bound in self)
+        is_known, is_sure = (
+            None if bound is None else scores[bound[0]].isfinite() & (scores[bound[0]] < bound[1])
+            for bound in self
+        )
         if is_known is None or is_sure is None:
             return (is_sure if is_known is None else is_known), is_known
         return is_known & is_sure, is_known

@@ -15,6 +15,7 @@ from hydractl import progress
 from hydractl.data.batches import eval_batches
 from hydractl.data.datasets import NO_LABEL
 from hydractl.data.words import WordSet
+from hydractl.errors import CheckFailed
 from hydractl.families.finite import stored_tensors
 from hydractl.families.tower import blank_inputs
 from hydractl.metrics.per_sample import item_losses
@@ -240,10 +241,19 @@ def output_metrics(
 
     Returns:
         None if the model trained in fp32 and all tensors are float32: the metrics of the training are still
-            valid. Also None if an output is not finite.
+            valid.
+
+    Raises:
+        CheckFailed: If an output of the rounded weights is not finite.
     """
     if work.recipe.precision == "fp32" and all(t.dtype == torch.float32 for t in tensors[0].values()):
         return None
     family, place = work.model_file.family, work.model_file.reference
     models = [TrainableModel.of(family, work.header, state, place=place).module for state in tensors]
-    return evaluate(work.training.join(models).to(engine.device).eval())
+    metrics = evaluate(work.training.join(models).to(engine.device).eval())
+    if metrics is None:
+        raise CheckFailed(
+            f"{place}: the outputs are not finite after the trained weights are rounded to the types of the file",
+            hint="use a lower learning rate, or start from weights in float32",
+        )
+    return metrics

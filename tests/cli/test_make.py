@@ -304,8 +304,14 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
         (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
         (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
         (("m0.st", "m1.st", "--hydra", "tuned"), "`--hydra` has no effect"),
-        (("m0.st", "--epochs", "1"), "`--epochs`"),
-        (("m0.st", "--lr", "1e-4"), "`--lr`"),
+        (
+            ("m0.st", "--epochs", "1"),
+            "`--epochs` has no effect without `--hydra`\n\nhint: add `--hydra tuned`, or",
+        ),
+        (
+            ("m0.st", "--lr", "1e-4"),
+            "`--lr` has no effect without `--hydra`\n\nhint: add `--hydra tuned`, or",
+        ),
         (("m0.st", "--pick", "m0"), "`--pick` has no effect"),
         (
             ("m0.st", "m1.st", "--pick", "ensemble"),
@@ -458,6 +464,25 @@ def test_the_choice_reads_no_test_data(folder, tuned):
     assert data["id"] == data["temperature"] == f"{DIGITS},limit=80,part=1/2,split=val"
     assert data["others"] == "digits::classes=7-9,limit=20,part=1/2"
     assert "noise" not in data
+
+
+def test_ratios_of_costs_name_the_row_of_the_reference(tuned):
+    assert re.search(r"hydra against ensemble: .* times the compute of ensemble\.", tuned)
+    assert re.search(r"model.st is the .* times the training of the single model\.", tuned)
+
+
+def test_a_model_is_opened_once_before_the_first_stage(folder, call, monkeypatch):
+    opened: list[str] = []
+    import hydractl.families.open_model as module
+
+    def counted(reference, *args, **kwargs):
+        opened.append(reference)
+        return open_model(reference, *args, **kwargs)
+
+    open_model = module.open_model
+    monkeypatch.setattr(module, "open_model", counted)
+    assert call("make", "m0.st", *TUNING, *DATA, "-o", "dry/", "--dry-run", "-q").code == 0
+    assert opened == ["m0.st"]
 
 
 def test_any_row_can_be_picked_and_is_the_model_of_its_own_make(folder, tuned, call):

@@ -242,6 +242,7 @@ def test_where_no_threshold_keeps_the_risk_lines_say_null_and_the_command_why(mo
     assert (column.null_count, str(column.type)) == (252, "bool")
 
 
+@pytest.mark.usefixtures("stored")
 def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
     def hears(model, **settings):
         (models / "o.jsonl").unlink(missing_ok=True)

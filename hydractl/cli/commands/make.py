@@ -67,6 +67,8 @@ _OTHER_SIGNS = re.compile(r"[^\w.+ -]+")
 """Characters not permitted in names of models, because they have a meaning in options or paths."""
 
 
+FOR_HYDRA = Constraint("hydra", hint=f"add `--hydra {TUNED}`, or leave the option out")
+"""Constraint of options for the training of members."""
 NO_TEST = "none"
 """Value that leaves out a test."""
 
@@ -141,7 +143,7 @@ class MakeConfig(CommandConfig):
         ),
     )
     epochs: int | None = setting(
-        None, "Epochs of `--hydra` (default: by type of model).", low=1, metavar="N", only_with="hydra"
+        None, "Epochs of `--hydra` (default: by type of model).", low=1, metavar="N", only_with=FOR_HYDRA
     )
     lr: tuple[float, ...] = setting(
         (),
@@ -149,7 +151,7 @@ class MakeConfig(CommandConfig):
         above=0.0,
         parse=parse_rates,
         metavar="X[,Y,...]",
-        only_with="hydra",
+        only_with=FOR_HYDRA,
     )
     pick: str | None = setting(
         None,
@@ -270,13 +272,14 @@ class MakeConfig(CommandConfig):
         """Rows that the last stage of the pipeline may store as `model.st`: one, or all rows before the choice."""
         return self.picks if self.chooses else (self.pick or self.picks[0],)
 
-    def stages(self, *, has_one_question: bool = True) -> Iterator[StageOptions]:
+    def stages(self, header: Header | None, *, has_one_question: bool = True) -> Iterator[StageOptions]:
         """Yield the pipeline stages that import, train and fuse models, and make table, tests and page.
 
         A single model stays unchanged. The table measures the model with fitted temperature and OOD score.
         `calibrated.st` stores both.
 
         Args:
+            header: Header of the first model; None for weights of a training script.
             has_one_question: Whether each input has a single label, so OOD scores are fitted on `--train`, and
                 the page shows example answers.
 
@@ -317,9 +320,9 @@ class MakeConfig(CommandConfig):
         if names and len(models) == 1:
             rows = dict.fromkeys(rows, self._path(NAMED))
             yield {"name": "classes", "command": "fuse", "models": models, **names, "out": self._path(NAMED)}
-        if self.hydra:
+        if self.hydra and header is not None:
             members = [self._path(f"{self.hydra}-{i}.st") for i in range(MEMBERS)]
-            yield from self._member_stages(base, fitting, {**on, **names})
+            yield from self._member_stages(base, header, fitting, {**on, **names})
         else:
             members = models
         merging: StageOptions = {"merge-trunk": "auto", "max-loss": self.max_loss, "force-merge": True}
@@ -390,7 +393,9 @@ class MakeConfig(CommandConfig):
                 "out": self._path(PAGE),
             }
 
-    def _member_stages(self, model: str, fitting: str, on: StageOptions) -> Iterator[StageOptions]:
+    def _member_stages(
+        self, model: str, header: Header, fitting: str, on: StageOptions
+    ) -> Iterator[StageOptions]:
         """Yield the stages of `--hydra`: with `pruned` scores and pruned members, and the training of each member.
 
         Zero-shot models have no training.
@@ -398,9 +403,6 @@ class MakeConfig(CommandConfig):
         Raises:
             UsageError: If the model cannot be trained, or `--train` is missing.
         """
-        from hydractl.families.open_model import open_model
-
-        header = open_model(model).header
         trains, recipe = header.prompting is None, self.training(header)
         if self.hydra == TUNED and not trains:
             raise UsageError(
@@ -545,7 +547,14 @@ def from_script(model: str) -> bool:
     return model.lower().endswith(FROM_SCRIPTS)
 
 
-def check_held_out(config: MakeConfig) -> None:
+def _headers(config: MakeConfig) -> list[Header]:
+    """Return the headers of all models but weights of training scripts."""
+    from hydractl.families.open_model import open_model
+
+    return [open_model(model).header for _, model in config.named_models if not from_script(model)]
+
+
+def check_held_out(config: MakeConfig, headers: Sequence[Header]) -> None:
     """Raise if `--val` contains samples that trained or selected a model.
 
     The threshold would have no guarantee.
@@ -559,10 +568,8 @@ def check_held_out(config: MakeConfig) -> None:
     import numpy as np
 
     from hydractl.data.datasets import content_of, samples_in
-    from hydractl.families.open_model import open_model
     from hydractl.manifest.document import merge_samples, unpack_digests
 
-    headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
     if not config.naming.names and any(header.prompting and not header.labels for header in headers):
         raise UsageError(
             "the zero-shot model stores no class names",
@@ -633,21 +640,26 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
       hydractl make first=a.st second=b.st --val val/ --test test/ --risk 0.1 \
         -o out/ --dry-run
     """
+    headers = _headers(config)
+    first_header = next(iter(headers), None)
     if not config.dry_run:
-        check_held_out(config)
+        check_held_out(config, headers)
         if missing := missing_classes(config):
             terminal.progress().warn(
                 f"`--val {config.val}` has no samples of {quoted(missing, most=4)}, so temperature, choice and threshold "
                 "do not cover these classes; add samples of every class of `--test`"
             )
     plan = config.keep or config.out / PLAN
-    labels = _other_labels(config)
+    labels = _other_labels(config, first_header)
     if labels and config.train and not config.hydra:
         terminal.progress().warn(
             f"`--train` is ignored: the models answer {labels}, and only models with one label use it"
         )
     picks = config.candidates
-    stages = [{k: literal(v) for k, v in s.items()} for s in config.stages(has_one_question=not labels)]
+    stages = [
+        {k: literal(v) for k, v in s.items()}
+        for s in config.stages(first_header, has_one_question=not labels)
+    ]
     common, last = stages[: -2 * len(picks)], stages[-2 * len(picks) :]
     texts = {
         p: written([*common, *pair], command="make")
@@ -674,9 +686,9 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
             results=results,
         )
 
-    if config.hydra:
+    if config.hydra and first_header is not None:
         with reporting(terminal.progress()):
-            _prepare_training(config, estimates=not (terminal.as_json or terminal.quiet))
+            _prepare_training(config, first_header, estimates=not (terminal.as_json or terminal.quiet))
     run(first, last=False)
     if config.chooses and not config.dry_run:
         run(texts[choice(config.out)], last=True)
@@ -691,7 +703,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
             )
 
 
-def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
+def _prepare_training(config: MakeConfig, header: Header, *, estimates: bool) -> None:
     """Check the classes of `--train`, and print the steps of the training and the time from a few timed steps.
 
     There is no training for zero-shot models, and if the hydra exists.
@@ -703,10 +715,8 @@ def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
     from hydractl.cli.timing import MORE_STEPS, step_and_start, training_seconds, training_work
     from hydractl.data.datasets import content_of
     from hydractl.data.open_dataset import open_data
-    from hydractl.families.open_model import open_model
 
     ((_, model),), train = config.named_models, config.train
-    header = open_model(model).header
     if train is None or header.prompting is not None or (config.out / HYDRA).exists():
         return
     recipe, fitting = config.training(header), DataRef.parse(config.halves(config.val)[0])
@@ -738,20 +748,18 @@ def _prepare_training(config: MakeConfig, *, estimates: bool) -> None:
     )
 
 
-def _other_labels(config: MakeConfig) -> str:
+def _other_labels(config: MakeConfig, header: Header | None) -> str:
     """Describe the labels of models with several labels or words per input.
 
     Empty for models with a single label, and if only the weights could show the task.
     """
-    from hydractl.families.open_model import open_model
     from hydractl.importing.architecture import describe, resolve
     from hydractl.importing.weights import Metadata
 
-    stored = [model for _, model in config.named_models if not from_script(model)]
-    if not stored and config.arch is None:
+    if header is not None:
+        architecture = header.architecture
+    elif config.arch is None:
         return ""
-    if stored:
-        architecture = open_model(stored[0]).header.architecture
     else:
         resolved = resolve(config.arch, Metadata(), place="weights.pth", image_options={}, sets_classes=False)
         architecture = describe(resolved).architecture

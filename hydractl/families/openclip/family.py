@@ -110,7 +110,8 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
         config[f"{tower}_cfg"] = {
             **config.get(f"{tower}_cfg", {}), **(tower_config if isinstance(tower_config, dict) else {}), **tower_options
         }  # fmt: skip
-    return config | {k: v for k, v in options.items() if "." not in k and not k.endswith("_cfg")}
+    of_towers = tuple(f"{tower}{end}" for tower in TOWERS for end in (".", "_cfg"))
+    return config | {k: v for k, v in options.items() if not k.startswith(of_towers)}
 
 
 def name_of(config: Mapping[str, object]) -> str:
@@ -236,7 +237,7 @@ def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collec
             name, tower_options, inspect.signature(kind).parameters.keys() - LOADS, prefix=f"{tower}."
         )
         options[f"{tower}_cfg"] = tower_options
-    top_level = {k: v for k, v in options.items() if not k.endswith("_cfg")}
+    top_level = {k: v for k, v in options.items() if k not in {"vision_cfg", "text_cfg"}}
     check_options(name, top_level, set(parameters) - {"cast_dtype", "output_dict"})
     if options["text_cfg"].get("context_length", 0) > LONGEST:
         raise UnsupportedModelError(f"`{name}`: its texts have more than {LONGEST} tokens")

@@ -174,6 +174,7 @@ def _export_folder(config: ExportConfig) -> ExportReport:
     The weights are copied byte by byte, so nothing is compared.
 
     Raises:
+        UsageError: If the model stores other classes.
         OutputExists: If the folder contains a model that may not be replaced.
         OutputError: If the folder cannot be written.
     """
@@ -194,6 +195,11 @@ def _export_folder(config: ExportConfig) -> ExportReport:
             with_class_names(model_file.header, config.naming.classes(model_file)),
             model_file.checkpoint,
         )
+        if named != model_file.header:
+            raise UsageError(
+                f"`--classes`: {model_file.reference} stores no embeddings of these classes, and a folder has the stored weights",
+                hint="fuse the members with these `--classes` and `--template` first",
+            )
         header = named.model_copy(update={"base": model_file.base, "made_by": step})
         with output.publish() as begin:
             write_checkpoint(

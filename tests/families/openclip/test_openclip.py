@@ -291,6 +291,8 @@ def test_a_name_with_options_opens_with_random_weights(variant):
         ("ViT-B-32", {"vision.width": 200}, "open_clip cannot build `openclip:ViT-B-32`: embed_dim must be"),
         ("ViT-B-32", {"vision.layers": 0}, "open_clip cannot build `openclip:ViT-B-32`"),
         ("ViT-B-32", {"depth": 3}, "`openclip:ViT-B-32` has no option `depth`"),
+        ("ViT-B-32", {"visoin.layers": 3}, "`openclip:ViT-B-32` has no option `visoin.layers`"),
+        ("ViT-B-32", {"visoin_cfg": {"layers": 3}}, "`openclip:ViT-B-32` has no option `visoin_cfg`"),
         ("ViT-B-32", {"text.context_length": 0}, "its text preprocessing is not supported: max_length"),
         ("ViT-B-32", {"text.tokenizer_kwargs": 3}, "its tokenizer_kwargs are not an object"),
         ("ViT-B-32", {"text.tokenizer_kwargs": {"clean": "no"}}, "texts cleaned by `no` are not supported"),

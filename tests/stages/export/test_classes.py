@@ -110,3 +110,17 @@ def test_without_classes_a_model_is_refused(models, tmp_path):
             run_export(ExportConfig(model=str(models[model]), out=tmp_path / "c.pt2"))
         assert "--classes cat,dog" in found.value.hint
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_does_not_give_other_names_to_stored_embeddings(models, tmp_path):
+    """A model without stored classes has no embeddings to copy either."""
+    out = tmp_path / "folder"
+    out.mkdir()
+    other = Naming(names=NAMES[::-1], templates=TEMPLATES)
+    for model in ("clip named", "clip base"):
+        with pytest.raises(UsageError, match="stores no embeddings of these classes"):
+            run_export(ExportConfig(model=str(models[model]), naming=other, out=out))
+    assert not [*out.iterdir()]
+
+    run_export(ExportConfig(model=str(models["clip named"]), naming=NAMING, out=out))
+    assert hydractl.load(out).labels == NAMES

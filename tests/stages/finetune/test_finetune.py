@@ -743,6 +743,21 @@ def test_outputs_are_not_replaced_unasked(tmp_path):
     assert out.read_text() == "mine"
 
 
+def test_rounded_weights_without_finite_outputs_are_not_written(tmp_path, monkeypatch):
+    """The metrics of the training are those of weights in float32, which the file does not contain."""
+    model = base().cast(torch.float16).save(tmp_path / "model.st")
+    measured = stage.output_metrics
+    monkeypatch.setattr(
+        stage,
+        "output_metrics",
+        lambda work, engine, tensors, _: measured(work, engine, tensors, lambda _: None),
+    )
+
+    with pytest.raises(CheckFailed, match="the outputs are not finite after the trained weights are rounded"):
+        run_finetune(config(tmp_path / "out.st", model))
+    assert not (tmp_path / "out.st").exists()
+
+
 @pytest.mark.parametrize(
     ("dtype", "more", "said"),
     [

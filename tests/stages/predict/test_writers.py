@@ -114,3 +114,10 @@ def test_every_form_holds_the_same(lines):
     ]
     found = pq.read_table(io.BytesIO(files[".parquet"].getvalue())).to_pylist()
     assert found == [{name: in_single(row.get(name)) for name in order} for row in table]
+
+
+def test_a_score_that_is_not_finite_passes_no_test():
+    scores = {"entropy": torch.tensor([-torch.inf, torch.inf, torch.nan, 0.0])}
+    for known_max in (1.0, torch.inf):
+        bounds = Bounds(known_max=("entropy", known_max), sure_bound=("entropy", 1.0))
+        assert [decision.tolist() for decision in bounds.decide(scores)] == [[False, False, False, True]] * 2

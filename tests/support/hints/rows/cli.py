@@ -49,6 +49,11 @@ ROWS = (
         f"make m-0.st {HALVES} --dry-run",
     ),
     Row(
+        "add `--hydra {}`, or leave the option out",
+        f"make m-0.st {HALVES} --epochs 1 --dry-run",
+        f"make m-0.st {HALVES} --train digits::classes=0-6,split=train --hydra tuned --epochs 1 --dry-run",
+    ),
+    Row(
         "leave it out, or give a single model",
         f"{MAKES} --hydra tuned",
         MAKES,

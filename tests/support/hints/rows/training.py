@@ -29,6 +29,14 @@ def _move_state() -> None:
 
 ROWS = (
     Row(
+        "fuse the members with these `--classes` and `--template` first",
+        test="tests/stages/export/test_classes.py::test_a_folder_does_not_give_other_names_to_stored_embeddings",
+    ),
+    Row(
+        "use a lower learning rate, or start from weights in float32",
+        test="tests/stages/finetune/test_finetune.py::test_rounded_weights_without_finite_outputs_are_not_written",
+    ),
+    Row(
         "leave it out, or add `{}`; for texts use `--label-smoothing` and `--dropout`",
         f"{TEXTS} --mixup 0.2",
         f"{TEXTS} --label-smoothing 0.1",
