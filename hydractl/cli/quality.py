@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hydractl.cli.output import console, line, table, table_of, written_out
@@ -13,8 +15,9 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
-from hydractl.messages import listed
+from hydractl.messages import counted, listed
 from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.ood_scores import number_name
 from hydractl.output.publish import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
@@ -79,7 +82,7 @@ def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: s
     return ReportTable(title=title, heads=(*quantities, *costs), rows=tuple(rows))
 
 
-REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
+REPORT, PAGE, PICTURE, MODEL = "report.json", "report.html", "cost.png", "model.st"
 THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
 SINGLE = "single"
 OPPONENTS = (SINGLE, "trained longer", "ensemble")
@@ -111,6 +114,54 @@ def show(out: Path) -> None:
         line(terminal, "")
         line(terminal, f"The picture, quality against cost: {out / PICTURE}")
         line(terminal, f"The page, with intervals and curves: {out / PAGE}")
+
+
+QUESTIONS, ANSWERS = "questions.jsonl", "answers.jsonl"
+ACCEPTED, HELD_BACK = "Accepted", "Held back"
+
+
+def show_answers(folder: Path) -> None:
+    """Print questions with intent, answer and verdict, the number of wrong answers, and the next commands."""
+    questions, answers = (
+        [json.loads(text) for text in (folder / name).read_text(encoding="utf-8").splitlines()]
+        for name in (QUESTIONS, ANSWERS)
+    )
+    rows, right, wrong = [], Counter[str](), Counter[str]()
+    for question, answer in zip(questions, answers, strict=True):
+        accepted, intent = answer["accepted"], question.get("label", "")
+        verdict = "yes" if accepted else "no threshold" if accepted is None else f"no, {answer['reason']}"
+        rows.append([question["text"], answer["label"], intent, f"{answer['probability']:.3f}", verdict])
+        (right if answer["label"] == intent else wrong)[ACCEPTED if accepted else HELD_BACK] += 1
+    heads = ["question", "answer", "intent", "confidence", "accepted"]
+    counts = (
+        f"{kind}: {counted(right[kind], 'right answer')}, {wrong[kind]} wrong."
+        for kind in (ACCEPTED, HELD_BACK)
+    )
+    with written_out():
+        terminal = console()
+        line(terminal, "")
+        terminal.print(table(heads, rows, title=f"{len(rows)} questions, chosen to show each case", left=5))
+        line(terminal, f"{' '.join(counts)} Intent `none`: a question of another kind.")
+        line(
+            terminal,
+            f"With 95 % of the known test questions, the test `known` also accepts {_shares(folder)}.",
+        )
+        line(terminal, "")
+        line(terminal, f"The page, with quality on all test questions: {folder / PAGE}")
+        line(terminal, f"Next: echo 'my battery is dead' | hydractl predict {quote(str(folder / MODEL))} -")
+        line(
+            terminal,
+            "      hydractl make MODEL --train TRAIN --val VAL --test TEST -o DIR   # your own model and data",
+        )
+
+
+def _shares(folder: Path) -> str:
+    """Return the accepted share of each OOD set of the report, by the last OOD score."""
+    report = Report.read(folder / REPORT)
+    name = number_name("accepted95", report.ood_scores[-1], report.ood_scores)
+    return listed(
+        [f"{100 * numbers[name].value:.0f} % of {kind}" for kind, numbers in report.rows[0].ood.items()]
+    )
 
 
 def sentence(compared: Compared, opponent: str) -> str:

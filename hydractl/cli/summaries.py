@@ -17,7 +17,7 @@ SUMMARIES = {
     "data": "List named data sets, or show their references.",
     "doctor": "Show versions, devices, cache, Hub and token.",
     "run": "Run the stages of a pipeline file that are not up to date.",
-    "demo": "Make a hydra of handwritten digits in two minutes.",
+    "demo": "Show which answers of a model to trust, on ten questions.",
     "schema": "Print the JSON Schema of scores, head masks or reports.",
     "completion": "Print a script that completes command lines in your shell.",
 }

@@ -455,6 +455,8 @@ class Output:
     def outdated(command: CommandConfig) -> str | None:
         """Return why `--if-changed` must rebuild the outputs of a command, or None if they are up to date.
 
+        The reason is empty if no output exists.
+
         Raises:
             UsageError: If there is no output to compare, an input or output is a stream, or `--force` is
                 given too.
@@ -463,7 +465,7 @@ class Output:
         records = _output_records(command)
         missing = next((path for path, record in records.items() if record is None), None)
         if missing is not None:
-            return f"{missing} is missing or empty"
+            return f"{missing} is missing or empty" if any(records.values()) else ""
         try:
             return _reason(command, [record for record in records.values() if record is not None])
         except HydraError:  # the command itself raises the same error, with the input and the reason

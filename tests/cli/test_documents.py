@@ -92,6 +92,16 @@ def test_every_link_leads_somewhere(page):
             assert anchor in map(slug, headings), target
 
 
+def test_the_first_screen_of_the_readme_has_40_lines_and_its_pictures():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    screen, pictures = text.partition("\n## ")[0], re.findall(r'\bsrc(?:set)?="([^"]+)"', text)
+
+    assert len(screen.splitlines()) <= 40
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (ROOT / picture).read_text(encoding="utf-8").startswith("<svg ")
+
+
 def test_the_index_lists_every_page():
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\(((?:\.\./benchmarks/)?[\w.-]+)\)", index)

@@ -61,7 +61,8 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
             if reason is None:
                 unchanged_paths += single_config.output_files()
                 continue
-            progress.step(f"Not up to date: {reason}")
+            if reason:
+                progress.step(f"Not up to date: {reason}")
         reports.append(run_import(single_config, progress))
     if not reports:
         terminal.up_to_date(unchanged_paths)

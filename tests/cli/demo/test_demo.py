@@ -20,7 +20,7 @@ from hydractl.data.open_dataset import open_data
 from support.commands import check_order, check_typed
 
 DEMOS = (*get_args(demos.Task), "full")
-PREPARED = {"pretrained": {"minilm"}}
+PREPARED = {"intents": {"minilm", "questions.jsonl", "model.st"}, "pretrained": {"minilm"}}
 ROOT = Path(hydractl.__file__).parents[1]
 TINY = """
 model = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=8,num_classes=7"
@@ -54,7 +54,7 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(demos, "DEMOS", folder)
-        yield folder, lambda *words: main(["demo", *words])
+        yield folder, lambda *words: main(["demo", "--task", "digits", *words])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_every_command_is_one_that_can_be_run_by_hand_in_the_order_of_what_they_
 
     check_typed(commands)
     check_order(commands, tmp_path, {str(tmp_path / path) for path in PREPARED.get(name, ())})
-    assert [line[0] for line in commands].count("eval") == (2 if name == "digits" else 1)
+    assert [line[0] for line in commands].count("eval") == {"digits": 2, "intents": 0}.get(name, 1)
 
 
 @pytest.mark.parametrize("name", DEMOS)
@@ -102,7 +102,7 @@ def test_the_single_model_of_the_digits_is_trained_as_long_as_the_hydra():
 
 @pytest.mark.parametrize("name", DEMOS)
 def test_no_item_has_two_uses(name):
-    content = Content.TEXTS if name == "pretrained" else Content.IMAGES
+    content = Content.TEXTS if name in {"intents", "pretrained"} else Content.IMAGES
     plain = {*values(lines(name), "--data", "--train", "--val", "--ood")}
     ood = {ref.partition("=")[2] for ref in values(lines(name), "--near", "--far")}
     sets = {ref: open_data(ref, content=content) for ref in plain | ood if "part=" not in ref}
@@ -116,9 +116,9 @@ def test_no_item_has_two_uses(name):
     ("words", "code", "text"),
     [
         (("--task", "audio"), 2, "pretrained"),
-        (("--task", "pretrained", "--full"), 2, "`--full` has no effect with `--task pretrained`"),
+        (("--full",), 2, "`--full` has no effect with `--task intents`"),
         (("-o", "one,two"), 2, "which a comma would break"),
-        (("-o", "file/demo"), 3, "file/demo"),
+        (("--task", "digits", "-o", "file/demo"), 3, "file/demo"),
         (("--json", "-q"), 2, "exclude each other"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_dry_run_prints_the_commands_and_keeps_the_pipeline_where_it_is_told(
     call, tmp_path, monkeypatch, name
 ):
     monkeypatch.chdir(tmp_path)
-    options = ["--full"] if name == "full" else ["--task", name]
+    options = ["--task", "digits", "--full"] if name == "full" else ["--task", name]
     seen = call("demo", *options, "-o", "d", "--dry-run", "--save-pipeline", "kept.toml", "-q")
 
     assert seen.code == 0
@@ -212,6 +212,7 @@ def test_make_demo_installs_the_package_alone_and_shows_the_progress_of_pip():
         words = ["make", "-n", "-C", str(ROOT), "VENV=/nowhere", target]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
-    assert "pip install --no-compile --disable-pip-version-check -e .\n" in commands("demo")
+    assert "pip install --no-compile --disable-pip-version-check -e '.[demo]'\n" in commands("demo")
     assert all(word not in commands("demo") for word in ("[dev]", "--quiet"))
+    assert commands("demo").startswith('echo "Installing ')
     assert "-e '.[dev]'" in commands("test")

