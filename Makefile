@@ -52,7 +52,6 @@ checks: $(STAMP)
 	$(BIN)/python .ci/house.py
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/python -m hydractl.cli.completion --check
-	$(BIN)/python -m hydractl.cli.supported --check
 
 completions: $(STAMP)
 	$(BIN)/python -m hydractl.cli.completion

@@ -37,8 +37,8 @@ def test_the_words_of_the_command_are_the_shells_with_a_script():
 
 
 def test_writing_then_checking(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     made = files()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(completion, "files", lambda: made)
 
     assert main(["--check"]) == 5
