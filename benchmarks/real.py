@@ -1,0 +1,190 @@
+"""Compare hydras with classical baselines, single models and ensembles on pretrained encoders from registries.
+
+    python benchmarks/real.py intents-minilm --file CLINC150.jsonl --encoder MINILM/ --work real/
+                              --seeds 41 42 43 44 45
+    python benchmarks/real.py intents-smollm2 --file CLINC150.jsonl --encoder SMOLLM2/ --work real/ --seeds 41
+                              [--frozen]
+    python benchmarks/real.py fashion-dinov2 --idx fashion-mnist/ --encoder DINOV2/ --work real/ --seeds 41
+
+hydractl's commands make every neural network (`real_tasks.py`), and `eval` measures each network on the same
+data, with a temperature fitted on the validation data. scikit-learn fits the classical baselines
+(`real_classical.py`), which hydractl's functions measure. Files in `--work` are reused, so an interrupted run
+continues. The results in `results/real-TASK.{md,json}` are written after each seed, and cover the seeds of the
+command line that are measured.
+
+The claims (`CLAIMS`) were written before the first run of their seeds, 41 to 45 for `intents-minilm`. `promise.py`
+had measured similar rows on the same test texts: a single model, an ensemble and hydras, with other training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from promise import (
+    RESULTS,
+    Numbers,
+    differences,
+    format_verdict,
+    is_ahead,
+    make_files,
+    means_of,
+    report,
+    table,
+    verdict,
+)
+from promise_plan import DEFAULT_SCORE, LOGIT_SCORES, LONGER, SINGLE, Plan
+from real_classical import TFIDF, aurc, measure_all
+from real_tasks import (
+    ENSEMBLE,
+    FROZEN,
+    HYDRA,
+    PAPER,
+    PRUNED,
+    SIZES,
+    begin,
+    draw_images,
+    draw_texts,
+    smaller_inputs,
+)
+from safetensors.torch import load_file
+
+from hydractl.manifest.report import Report
+from hydractl.metrics.ood_scores import MSP, number_name
+from hydractl.metrics.per_sample import answers
+
+SCORES = (*LOGIT_SCORES, DEFAULT_SCORE)
+JUDGED = {
+    "accuracy": True, "nll": False, "ece": False, "near": True, "far": True, "near by msp": True, "far by msp": True,
+    "near accepted": False, "aurc": False,
+}  # fmt: skip
+"""Columns, and whether higher is better. `near` and `far` are AUROC by the default score."""
+COLUMNS = (*JUDGED, "compute", "training")
+RIVALS = (ENSEMBLE, SINGLE)
+BETTER, NOT_WORSE = "better than", "not worse than"
+CLAIMS: dict[str, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
+    "intents-minilm": (
+        (FROZEN, BETTER, TFIDF, ("accuracy", "nll", "near", "far", "near accepted")),
+        (SINGLE, BETTER, FROZEN, ("nll", "near")),
+        (HYDRA, NOT_WORSE, ENSEMBLE, tuple(JUDGED)),
+        (HYDRA, BETTER, SINGLE, ("nll", "near", "near accepted")),
+        (LONGER, NOT_WORSE, ENSEMBLE, tuple(JUDGED)),
+        (PAPER, NOT_WORSE, ENSEMBLE, ("accuracy", "nll", "near", "far")),
+        (PAPER, BETTER, SINGLE, ("near by msp",)),
+        (PRUNED, NOT_WORSE, SINGLE, ("accuracy", "nll", "near", "far")),
+    ),
+}
+"""Claims of a task: row, kind, rival, columns."""
+
+
+def main() -> None:
+    """Measure every seed, and write the results after each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", choices=tuple(SIZES))
+    parser.add_argument("--work", type=Path, required=True, help="folder for data and models, reused")
+    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="seeds to measure")
+    parser.add_argument("--encoder", type=Path, required=True, help="folder of the encoder")
+    parser.add_argument("--file", type=Path, help="all queries of CLINC150, as JSON lines")
+    parser.add_argument("--idx", type=Path, help="folder with the idx files of Fashion-MNIST")
+    parser.add_argument("--frozen", action="store_true", help="train no encoder")
+    options = parser.parse_args()
+    if (options.idx if options.task == "fashion-dinov2" else options.file) is None:
+        parser.error("intents need --file, images need --idx")
+    torch.set_num_threads(1)
+    found: dict[int, dict[str, Numbers]] = {}
+    for seed in options.seeds:
+        plan = begun(options, seed)
+        if options.frozen:
+            plan.keep([FROZEN])
+        found[seed] = measure(plan, texts=options.idx is None)
+        write_results(options.task, found)
+
+
+def begun(options: argparse.Namespace, seed: int) -> Plan:
+    """Return the plan of a seed. Draws the data if missing."""
+    folder = options.work / f"{options.task}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.task == "fashion-dinov2":
+        data = draw_images(folder / "data", seed, options.idx)
+        encoder = smaller_inputs(options.encoder, options.work / "encoder")
+    else:
+        data, encoder = draw_texts(folder / "data", seed, options.file), str(options.encoder)
+    return begin(options.task, folder, seed, data=data, encoder=encoder)
+
+
+def measure(plan: Plan, *, texts: bool) -> dict[str, Numbers]:
+    """Return the numbers of all rows by name. Creates missing files."""
+    make_files(plan)
+    stem = f"{len(plan.rows)}-rows"
+    predictions = plan.path(f"{stem}.st")
+    made = report(
+        plan.report(
+            f"{stem}.json", "--no-latency", "--temperature", plan.data.val, "--save-predictions", predictions
+        )
+    )
+    return measure_all(plan.data, texts=texts) | measure_networks(plan, made, load_file(predictions))
+
+
+def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
+    """Return the numbers of the networks by name: from the report, and AURC from the predictions.
+
+    Args:
+        plan: Plan of the seed.
+        made: Report of `eval`.
+        predictions: Tensors of `eval --save-predictions`.
+    """
+    unit = made.rows[0].values["macs"].value
+    rows = {}
+    for row, planned in zip(made.rows, plan.rows, strict=True):
+        numbers = {name: row.values[name].value for name in ("accuracy", "nll", "ece")}
+        for kind, suffix, score in (
+            (kind, suffix, score)
+            for kind in ("near", "far")
+            for suffix, score in (("", DEFAULT_SCORE), (" by msp", MSP))
+        ):
+            numbers[kind + suffix] = row.means[kind][number_name("auroc", score, SCORES)]
+        numbers["near accepted"] = row.means["near"][number_name("accepted95", DEFAULT_SCORE, SCORES)]
+        probabilities = predictions[f"log_probs/{row.name}/id"].double().exp().mean(0)
+        values = answers(probabilities, predictions["labels/id"])
+        numbers["aurc"] = aurc(values["confidence"], values["hits"])
+        numbers |= {"compute": row.values["macs"].value / unit, "training": plan.training(planned)}
+        rows[row.name] = numbers
+    return rows
+
+
+def write_results(task: str, found: Mapping[int, Mapping[str, Numbers]]) -> None:
+    """Write the table, the differences and the claims of the measured seeds."""
+    numbers = [*found.values()]
+    seeds = " ".join(map(str, found))
+    head = (
+        f"# Real encoders: {task}\n\nMeans over seeds {seeds}, and differences paired by seed with 95 % intervals, by "
+        f"`python benchmarks/real.py {task} --seeds {seeds}` (`--help` has the other options). `benchmarks/real.md` explains rows and columns.\n"
+    )
+    tables = [differences(numbers, rival, JUDGED) for rival in RIVALS if rival in numbers[0]]
+    text = "\n".join((head, table(means_of(numbers), COLUMNS), *claims(task, numbers), *tables))
+    RESULTS.mkdir(exist_ok=True)
+    out = RESULTS / f"real-{task}"
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    kept = {"seeds": [*found], "rows": numbers}
+    out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
+    """Yield the claims of a task with their verdicts, and an empty line. Claims need two seeds."""
+    for row, kind, rival, columns in CLAIMS.get(task, ()) if len(found) > 1 else ():
+        for column in columns:
+            sign = 1 if JUDGED[column] else -1
+            gains = [sign * (seed[row][column] - seed[rival][column]) for seed in found]
+            holds = is_ahead(gains) if kind == BETTER else not is_ahead([-gain for gain in gains])
+            apart = [sign * gain for gain in gains]
+            yield f"- `{row}` {kind} `{rival}` in {column}: {verdict(apart, more=JUDGED[column])}: {format_verdict(holds)}"
+    yield ""
+
+
+if __name__ == "__main__":
+    main()
