@@ -38,7 +38,7 @@ def measured(tmp_path_factory):
             near_val="",
         )  # fmt: skip
         folder = tmp_path_factory.mktemp("real")
-        sizes = Sizes(epochs=1, blocks=3, heads=2, searched=12)
+        sizes = Sizes(epochs=4, blocks=3, heads=2, lr=0.03, searched=12)
         plan = begin("fashion-dinov2", folder, 1, data=data, encoder=MODEL, sizes=sizes)
         return plan, real.measure(plan, texts=False)
 
