@@ -39,7 +39,9 @@ from promise import (
 from promise_plan import DEFAULT_SCORE, LOGIT_SCORES, LONGER, SINGLE, Plan
 from real_classical import TFIDF, aurc, measure_all
 from real_tasks import (
+    CIRCUITS,
     ENSEMBLE,
+    FIRST,
     FROZEN,
     HYDRA,
     PAPER,
@@ -97,12 +99,12 @@ def main() -> None:
         parser.error("intents need --file, images need --idx")
     torch.set_num_threads(1)
     found: dict[int, dict[str, Numbers]] = {}
-    for seed in options.seeds:
-        plan = begun(options, seed)
-        if options.frozen:
-            plan.keep([FROZEN])
-        found[seed] = measure(plan, texts=options.idx is None)
-        write_results(options.task, found)
+    for rows in ([FROZEN],) if options.frozen else (FIRST, CIRCUITS):
+        for seed in options.seeds:
+            plan = begun(options, seed)
+            classical = {} if seed in found else measure_all(plan.data, texts=options.idx is None)
+            found[seed] = found.get(seed, classical) | measure(plan, rows)
+            write_results(options.task, found)
 
 
 def begun(options: argparse.Namespace, seed: int) -> Plan:
@@ -110,24 +112,28 @@ def begun(options: argparse.Namespace, seed: int) -> Plan:
     folder = options.work / f"{options.task}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     if options.task == "fashion-dinov2":
-        data = draw_images(folder / "data", seed, options.idx)
+        drawn = draw_images(folder / "data", seed, options.idx)
         encoder = smaller_inputs(options.encoder, options.work / "encoder")
     else:
-        data, encoder = draw_texts(folder / "data", seed, options.file), str(options.encoder)
-    return begin(options.task, folder, seed, data=data, encoder=encoder)
+        drawn, encoder = draw_texts(folder / "data", seed, options.file), str(options.encoder)
+    return begin(options.task, folder, seed, drawn=drawn, encoder=encoder)
 
 
-def measure(plan: Plan, *, texts: bool) -> dict[str, Numbers]:
-    """Return the numbers of all rows by name. Creates missing files."""
+def measure(plan: Plan, rows: Sequence[str]) -> dict[str, Numbers]:
+    """Return the numbers of some rows by name. Creates missing files."""
+    plan.keep(rows)
     make_files(plan)
-    stem = f"{len(plan.rows)}-rows"
-    predictions = plan.path(f"{stem}.st")
-    made = report(
-        plan.report(
-            f"{stem}.json", "--no-latency", "--temperature", plan.data.val, "--save-predictions", predictions
-        )
+    stem = plan.rows[-1].models[0].removesuffix(".st")
+    predictions = plan.path(f"{stem}-predictions.st")
+    command = plan.report(
+        f"{stem}-report.json",
+        "--no-latency",
+        "--temperature",
+        plan.data.val,
+        "--save-predictions",
+        predictions,
     )
-    return measure_all(plan.data, texts=texts) | measure_networks(plan, made, load_file(predictions))
+    return measure_networks(plan, report(command), load_file(predictions))
 
 
 def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
@@ -158,26 +164,34 @@ def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.T
 
 
 def write_results(task: str, found: Mapping[int, Mapping[str, Numbers]]) -> None:
-    """Write the table, the differences and the claims of the measured seeds."""
-    numbers = [*found.values()]
-    seeds = " ".join(map(str, found))
-    head = (
-        f"# Real encoders: {task}\n\nMeans over seeds {seeds}, and differences paired by seed with 95 % intervals, by "
-        f"`python benchmarks/real.py {task} --seeds {seeds}` (`--help` has the other options). `benchmarks/real.md` explains rows and columns.\n"
-    )
-    tables = [differences(numbers, rival, JUDGED) for rival in RIVALS if rival in numbers[0]]
-    text = "\n".join((head, table(means_of(numbers), COLUMNS), *claims(task, numbers), *tables))
+    """Write tables, differences and claims. Rows with fewer seeds are in a second part, with these seeds only."""
+    every = {name for rows in found.values() for name in rows}
+    common = [name for name in next(iter(found.values())) if all(name in rows for rows in found.values())]
+    complete = {seed: rows for seed, rows in found.items() if every == {*rows}}
+    parts = [section(task, {seed: {name: rows[name] for name in common} for seed, rows in found.items()})]
+    if len(complete) < len(found):
+        parts.append(section(task, complete))
+    command = f"python benchmarks/real.py {task} --seeds {' '.join(map(str, found))}"
+    head = f"# Real encoders: {task}\n\nBy `{command}` (`--help` has the other options). `benchmarks/real.md` explains rows and columns.\n"
     RESULTS.mkdir(exist_ok=True)
     out = RESULTS / f"real-{task}"
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    kept = {"seeds": [*found], "rows": numbers}
+    out.with_suffix(".md").write_text("\n".join((head, *parts)), encoding="utf-8")
+    kept = {"seeds": [*found], "rows": [*found.values()]}
     out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def section(task: str, found: Mapping[int, Mapping[str, Numbers]]) -> str:
+    """Return the means of some seeds, claims, and differences paired by seed with 95 % intervals."""
+    numbers = [*found.values()]
+    tables = [differences(numbers, rival, JUDGED) for rival in RIVALS if rival in numbers[0]]
+    title = f"## Seeds {', '.join(map(str, found))}\n\nMeans over seeds, and differences paired by seed with 95 % intervals.\n"
+    return "\n".join((title, table(means_of(numbers), COLUMNS), *claims(task, numbers), *tables))
 
 
 def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
     """Yield the claims of a task with their verdicts, and an empty line. Claims need two seeds."""
     for row, kind, rival, columns in CLAIMS.get(task, ()) if len(found) > 1 else ():
-        for column in columns:
+        for column in columns if {row, rival} <= found[0].keys() else ():
             sign = 1 if JUDGED[column] else -1
             gains = [sign * (seed[row][column] - seed[rival][column]) for seed in found]
             holds = is_ahead(gains) if kind == BETTER else not is_ahead([-gain for gain in gains])

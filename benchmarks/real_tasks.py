@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from clinc150 import PARTS, Part, draw, ordered, read, write
@@ -15,11 +15,13 @@ from PIL import Image
 from promise_plan import FORWARD, LONGER, MEMBERS, SINGLE, Data, Plan, Task
 from promise_tasks import PROBE_EPOCHS, PROBE_LR, limited, read_idx
 
-TEXT_SIZES = {"train": 20, "val": 10, "test": 30, "near": 15, "far": 3, "oos": 200}
+TEXT_SIZES = {"train": 20, "val": 10, "test": 30, "near": 15, "far": 3, "oos": 200, "near-val": 5}
 """Texts per intent; `oos` is a single class. All parts but `val` and the OOD sets are as in `promise.py`."""
-HELD_OUT = 2
-"""Number of classes of Fashion-MNIST that no model is trained on."""
-IMAGE_SIZES = {"train": ("train", 1000), "val": ("train", 500), "test": ("t10k", 2000), "near": ("t10k", 400)}
+NEAR_CLASSES = 2
+"""Number of classes of Fashion-MNIST for near OOD data. One more class is the near OOD data for circuits."""
+IMAGE_SIZES = {
+    "train": ("train", 1000), "val": ("train", 500), "test": ("t10k", 2000), "near": ("t10k", 400), "near-val": ("train", 100),
+}  # fmt: skip
 """Split of Fashion-MNIST, and number of images."""
 FAR_IMAGES = 200
 EDGE = 56
@@ -32,8 +34,21 @@ ENSEMBLE = "ensemble of 3"
 HYDRA = "hydra of 3 (tuned)"
 PAPER = "the paper's hydra (pruned)"
 PRUNED = "single circuit-pruned"
-NEURAL = (SINGLE, FROZEN, LONGER, ENSEMBLE, HYDRA, PAPER, PRUNED)
-"""Rows of neural networks. The compute of the first row is the unit."""
+FIRST, CIRCUITS = (SINGLE, FROZEN, LONGER, ENSEMBLE, HYDRA), (SINGLE, PAPER, PRUNED)
+"""Rows of neural networks in two reports, because the circuit search needs most of the time. The compute of the
+first row is the unit."""
+
+
+class Drawn(NamedTuple):
+    """Data of a seed.
+
+    Attributes:
+        data: Data references.
+        ood_val: Near-OOD validation data for circuits, of other classes than the test data.
+    """
+
+    data: Data
+    ood_val: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +60,14 @@ class Sizes:
         blocks: Blocks of the encoder.
         heads: Heads per block.
         lr: Peak learning rate.
-        searched: Inputs of `--val` for the circuit search.
+        searched: Known and unknown validation inputs for the circuit search, each.
     """
 
     epochs: int
     blocks: int
     heads: int
     lr: float = 1e-4
-    searched: int = 80
+    searched: int = 20
 
 
 SIZES = {
@@ -63,7 +78,7 @@ SIZES = {
 
 
 def begin(
-    task: str, folder: Path, seed: int, *, data: Data, encoder: str, sizes: Sizes | None = None
+    task: str, folder: Path, seed: int, *, drawn: Drawn, encoder: str, sizes: Sizes | None = None
 ) -> Plan:
     """Return the plan of a seed with all rows of neural networks.
 
@@ -71,17 +86,17 @@ def begin(
         task: Name of the task.
         folder: Folder of the seed.
         seed: Seed of the data and of all trainings.
-        data: Data references.
+        drawn: Data references.
         encoder: MODEL reference of the encoder.
         sizes: Sizes of the task (default: `SIZES`).
     """
-    sizes = sizes or SIZES[task]
+    sizes, (data, ood_val) = sizes or SIZES[task], drawn
     pooling = ("--pooling", "mean") if task.startswith("intents") else ()
     tuning = (*pooling, "--batch-size", "32", "--eval-every", "100000")
     start = ("finetune", encoder, "--data", data.train, "--val", data.val, *tuning, "--train", "head",
              "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
     removed = sizes.blocks * sizes.heads // 3
-    scored = ("--method", "circuit", "--objective", "acc", "--data", limited(data.val, sizes.searched),
+    scored = ("--method", "circuit", "--data", limited(data.val, sizes.searched), "--ood", limited(ood_val, sizes.searched),
               "--remove", str(2 * removed))  # fmt: skip
     made = Task(
         model="start.st", tuning=tuning, whole=("--train", "norm,attention,mlp,readout,head"), lr=sizes.lr, epochs=sizes.epochs,
@@ -91,10 +106,11 @@ def begin(
 
 
 def fill(plan: Plan) -> Plan:
-    """Plan the rows. Commands equal those of `make --hydra` with one learning rate, and `--val` in one part.
+    """Plan the rows.
 
-    The hydra is fused from the models of the ensemble. The circuit-pruned model is the first member of the
-    paper's hydra.
+    The hydra is fused from the models of the ensemble, as by `make --hydra tuned` with one learning rate.
+    Circuits maximize the mean of accuracy and AUROC, as in the paper. The circuit-pruned model is the first
+    member of the paper's hydra.
     """
     task, data = plan.task, plan.data
     plan.make("start.st", *task.start, cost=task.start_cost)
@@ -113,8 +129,12 @@ def fill(plan: Plan) -> Plan:
     return plan
 
 
-def draw_texts(folder: Path, seed: int, file: Path, sizes: Mapping[str, int] = TEXT_SIZES) -> Data:
-    """Draw 20 known intents of CLINC150, 20 other intents of the same domains, and texts of other domains."""
+def draw_texts(folder: Path, seed: int, file: Path) -> Drawn:
+    """Draw 20 known intents of CLINC150, 20 other intents of the same domains, and texts of other domains.
+
+    Circuits use texts of 20 further intents of the same domains.
+    """
+    sizes = TEXT_SIZES
     paths = {name: folder / f"{name}.jsonl" for name in sizes}
     if not all(path.exists() for path in paths.values()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,14 +142,15 @@ def draw_texts(folder: Path, seed: int, file: Path, sizes: Mapping[str, int] = T
         for name, intents in draw(read(file), seed, parts).items():
             write(paths[name], intents)
     part = {name: str(path) for name, path in paths.items()}
-    return Data(
+    data = Data(
         train=part["train"], val=part["val"], test=part["test"], near={"left-out": part["near"]},
         far={"domains": part["far"], "oos": part["oos"]}, near_val="",
     )  # fmt: skip
+    return Drawn(data, part["near-val"])
 
 
-def draw_images(folder: Path, seed: int, idx: Path) -> Data:
-    """Draw eight known and two held-out classes of Fashion-MNIST, and images of each part.
+def draw_images(folder: Path, seed: int, idx: Path) -> Drawn:
+    """Draw seven known classes of Fashion-MNIST, and images of each part.
 
     Args:
         folder: Folder for the images, drawn if missing.
@@ -139,28 +160,31 @@ def draw_images(folder: Path, seed: int, idx: Path) -> Data:
     if not folder.exists():
         part = folder.with_name(f"{folder.name}.part")
         names = ordered(map(str, range(CLASSES)), str(seed))
-        known, held_out = ([int(name) for name in chosen] for chosen in (names[HELD_OUT:], names[:HELD_OUT]))
+        classes = dict.fromkeys(IMAGE_SIZES, names[NEAR_CLASSES + 1 :])
+        classes |= {"near": names[:NEAR_CLASSES], "near-val": [names[NEAR_CLASSES]]}
         order = np.random.default_rng(seed)
         used: dict[str, set[int]] = {"train": set(), "t10k": set()}
         for name, (split, count) in IMAGE_SIZES.items():
             pixels, labels = (
                 read_idx(idx / f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
             )
-            classes = held_out if name == "near" else known
-            free = np.setdiff1d(np.flatnonzero(np.isin(labels, classes)), [*used[split]])
+            chosen = np.isin(labels, [int(label) for label in classes[name]])
+            free = np.setdiff1d(np.flatnonzero(chosen), [*used[split]])
             for index in order.permutation(free)[:count]:
                 used[split].add(int(index))
-                target = part / name / ("unknown" if name == "near" else str(labels[index]))
+                target = part / name / ("unknown" if name in {"near", "near-val"} else str(labels[index]))
                 target.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels[index]).save(target / f"{index}.png")
         part.rename(folder)
-    train, val, test, near = (str(folder / name) for name in IMAGE_SIZES)
+    train, val, test, near, near_val = (str(folder / name) for name in IMAGE_SIZES)
     far = {
         "digits": f"digits::limit={FAR_IMAGES}",
         "photos": f"photos::limit={FAR_IMAGES},size=28",
         "noise": f"noise::limit={FAR_IMAGES},size=28,seed={seed}",
     }
-    return Data(train=train, val=val, test=test, near={"held-out": near}, far=far, near_val="")
+    return Drawn(
+        Data(train=train, val=val, test=test, near={"held-out": near}, far=far, near_val=""), near_val
+    )
 
 
 def smaller_inputs(encoder: Path, out: Path) -> str:

@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
         patch.syspath_prepend(ROOT / "benchmarks")
         import real
         from promise_plan import Data
-        from real_tasks import Sizes, begin
+        from real_tasks import CIRCUITS, FIRST, Drawn, Sizes, begin
 
         known = "digits::classes=0-2"
         data = Data(
@@ -39,18 +39,29 @@ def measured(tmp_path_factory):
         )  # fmt: skip
         folder = tmp_path_factory.mktemp("real")
         sizes = Sizes(epochs=4, blocks=3, heads=2, lr=0.03, searched=12)
-        plan = begin("fashion-dinov2", folder, 1, data=data, encoder=MODEL, sizes=sizes)
-        return plan, real.measure(plan, texts=False)
+
+        def plan():
+            return begin(
+                "fashion-dinov2",
+                folder,
+                1,
+                drawn=Drawn(data, "digits::classes=4"),
+                encoder=MODEL,
+                sizes=sizes,
+            )
+
+        rows = real.measure_all(data, texts=False)
+        return plan(), rows | real.measure(plan(), CIRCUITS) | real.measure(plan(), FIRST)
 
 
 def test_every_row_has_every_column(measured):
     from real import COLUMNS
     from real_classical import LOGISTIC, NEAREST
-    from real_tasks import NEURAL
+    from real_tasks import CIRCUITS, FIRST
 
     plan, rows = measured
     check_plan(plan, "--no-latency")
-    assert {*rows} == {*NEURAL, NEAREST, LOGISTIC}
+    assert {*rows} == {*FIRST, *CIRCUITS, NEAREST, LOGISTIC}
     assert all({*COLUMNS} <= row.keys() for row in rows.values())
 
 
@@ -58,7 +69,7 @@ def test_columns_of_the_ensemble_equal_values_by_hand(measured):
     from real_tasks import ENSEMBLE
 
     plan, rows = measured
-    predictions = load_file(plan.path("7-rows.st"))
+    predictions = load_file(plan.path("hydra-predictions.st"))
     probabilities = predictions[f"log_probs/{ENSEMBLE}/id"].double().exp().mean(0).numpy()
     labels = predictions["labels/id"].numpy()
     confidence, wrong = probabilities.max(1), probabilities.argmax(1) != labels
@@ -80,7 +91,7 @@ def test_near_accepted_is_of_the_default_score_alone(measured):
     from real_tasks import HYDRA
 
     plan, rows = measured
-    report = Report.read(Path(plan.path("7-rows.json")))
+    report = Report.read(Path(plan.path("hydra-report.json")))
     row = next(row for row in report.rows if row.name == HYDRA)
 
     assert rows[HYDRA]["near accepted"] == row.ood["3"]["accepted95@energy+density"].value
