@@ -37,7 +37,7 @@ from promise import (
     verdict,
 )
 from promise_plan import DEFAULT_SCORE, LOGIT_SCORES, LONGER, SINGLE, Plan
-from real_classical import TFIDF, aurc, measure_all
+from real_classical import AURC, TFIDF, aurc, measure_all
 from real_tasks import (
     CIRCUITS,
     ENSEMBLE,
@@ -61,11 +61,13 @@ from hydractl.metrics.per_sample import answers
 SCORES = (*LOGIT_SCORES, DEFAULT_SCORE)
 JUDGED = {
     "accuracy": True, "nll": False, "ece": False, "near": True, "far": True, "near by msp": True, "far by msp": True,
-    "near accepted": False, "aurc": False,
+    "near accepted": False, AURC: False,
 }  # fmt: skip
 """Columns, and whether higher is better. `near` and `far` are AUROC by the default score."""
 COLUMNS = (*JUDGED, "compute", "training")
 RIVALS = (ENSEMBLE, SINGLE)
+SEEDS = 3
+"""Number of seeds for a verdict on claims. Intervals of two seeds are so wide that no row is worse."""
 BETTER, NOT_WORSE = "better than", "not worse than"
 CLAIMS: dict[str, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
     "intents-minilm": (
@@ -137,7 +139,7 @@ def measure(plan: Plan, rows: Sequence[str]) -> dict[str, Numbers]:
 
 
 def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
-    """Return the numbers of the networks by name: from the report, and AURC from the predictions.
+    """Return the numbers of the networks by name: from the report, and AURC (times 1000) from the predictions.
 
     Args:
         plan: Plan of the seed.
@@ -157,7 +159,7 @@ def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.T
         numbers["near accepted"] = row.means["near"][number_name("accepted95", DEFAULT_SCORE, SCORES)]
         probabilities = predictions[f"log_probs/{row.name}/id"].double().exp().mean(0)
         values = answers(probabilities, predictions["labels/id"])
-        numbers["aurc"] = aurc(values["confidence"], values["hits"])
+        numbers[AURC] = 1000 * aurc(values["confidence"], values["hits"])
         numbers |= {"compute": row.values["macs"].value / unit, "training": plan.training(planned)}
         rows[row.name] = numbers
     return rows
@@ -189,8 +191,8 @@ def section(task: str, found: Mapping[int, Mapping[str, Numbers]]) -> str:
 
 
 def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
-    """Yield the claims of a task with their verdicts, and an empty line. Claims need two seeds."""
-    for row, kind, rival, columns in CLAIMS.get(task, ()) if len(found) > 1 else ():
+    """Yield the claims of a task with their verdicts, and an empty line. No claims with fewer than `SEEDS` seeds."""
+    for row, kind, rival, columns in CLAIMS.get(task, ()) if len(found) >= SEEDS else ():
         for column in columns if {row, rival} <= found[0].keys() else ():
             sign = 1 if JUDGED[column] else -1
             gains = [sign * (seed[row][column] - seed[rival][column]) for seed in found]

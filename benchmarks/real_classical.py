@@ -22,8 +22,9 @@ from hydractl.metrics.per_sample import answers, places
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 
 NEAREST, LOGISTIC, TFIDF = "1-NN on pixels", "logistic regression on pixels", "tf-idf, logistic regression"
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""Inverse regularization strengths of logistic regression. The best is chosen by NLL on validation data."""
+STRENGTHS, PIXEL_STRENGTHS, ITERATIONS = (0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0), 300
+"""Inverse regularization strengths and iterations of logistic regression. Validation NLL chooses the strength."""
+AURC = "1000 aurc"
 EDGE = 28
 """Edge of the images in pixels."""
 
@@ -100,13 +101,13 @@ def logistic(train: Inputs, labels: np.ndarray, val: Inputs, val_labels: Tensor,
         return inputs if vectorizer is None else vectorizer.transform(inputs)
 
     def fitted(strength: float) -> Baseline:
-        model = LogisticRegression(C=strength, max_iter=1000).fit(features(train), labels)
+        model = LogisticRegression(C=strength, max_iter=ITERATIONS).fit(features(train), labels)
         return lambda inputs: Answers(torch.from_numpy(model.predict_log_proba(features(inputs))).double())
 
     def cost(baseline: Baseline) -> float:
         return float(answers_of(baseline(val), val_labels)["nll"].mean())
 
-    return min(map(fitted, STRENGTHS), key=cost)
+    return min(map(fitted, STRENGTHS if texts else PIXEL_STRENGTHS), key=cost)
 
 
 def answers_of(given: Answers, labels: Tensor) -> dict[str, Tensor]:
@@ -152,7 +153,7 @@ def measure(
         "accuracy": float(values["hits"].double().mean()),
         "nll": float(values["nll"].mean()),
         "ece": float(ece(values["confidence"], values["hits"])),
-        "aurc": aurc(values["confidence"], values["hits"]),
+        AURC: 1000 * aurc(values["confidence"], values["hits"]),
     }
     for kind, sets in (("near", near), ("far", far)):
         numbers[kind] = statistics.fmean(float(auroc(**places(known.default, ood.default))) for ood in sets)

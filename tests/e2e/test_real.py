@@ -78,7 +78,7 @@ def test_columns_of_the_ensemble_equal_values_by_hand(measured):
     row = rows[ENSEMBLE]
 
     assert len({*confidence.tolist()}) == len(confidence)
-    assert row["aurc"] == pytest.approx(np.mean(risks), abs=1e-9)
+    assert row["1000 aurc"] == pytest.approx(1000 * np.mean(risks), abs=1e-6)
     assert row["accuracy"] == pytest.approx(1 - wrong.mean())
     assert row["nll"] == pytest.approx(-np.log(probabilities[range(len(labels)), labels]).mean(), abs=1e-5)
     assert row["compute"] == pytest.approx(3)
