@@ -104,8 +104,8 @@ def main() -> None:
     for rows in ([FROZEN],) if options.frozen else (FIRST, CIRCUITS):
         for seed in options.seeds:
             plan = begun(options, seed)
-            classical = {} if seed in found else measure_all(plan.data, texts=options.idx is None)
-            found[seed] = found.get(seed, classical) | measure(plan, rows)
+            found.setdefault(seed, measure_classical(plan, texts=options.idx is None))
+            found[seed] |= measure(plan, rows)
             write_results(options.task, found)
 
 
@@ -119,6 +119,17 @@ def begun(options: argparse.Namespace, seed: int) -> Plan:
     else:
         drawn, encoder = draw_texts(folder / "data", seed, options.file), str(options.encoder)
     return begin(options.task, folder, seed, drawn=drawn, encoder=encoder)
+
+
+def measure_classical(plan: Plan, *, texts: bool) -> dict[str, Numbers]:
+    """Return the numbers of the classical rows by name. Reads them if their file exists."""
+    path = Path(plan.path("classical.json"))
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(measure_all(plan.data, texts=texts)), encoding="utf-8")
+        part.rename(path)
+    rows: dict[str, Numbers] = json.loads(path.read_text(encoding="utf-8"))
+    return rows
 
 
 def measure(plan: Plan, rows: Sequence[str]) -> dict[str, Numbers]:
