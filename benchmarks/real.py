@@ -39,13 +39,12 @@ from promise import (
 from promise_plan import DEFAULT_SCORE, LOGIT_SCORES, LONGER, SINGLE, Plan
 from real_classical import AURC, TFIDF, aurc, measure_all
 from real_tasks import (
-    CIRCUITS,
     ENSEMBLE,
-    FIRST,
     FROZEN,
     HYDRA,
     PAPER,
     PRUNED,
+    REPORTS,
     SIZES,
     begin,
     draw_images,
@@ -101,11 +100,11 @@ def main() -> None:
         parser.error("intents need --file, images need --idx")
     torch.set_num_threads(1)
     found: dict[int, dict[str, Numbers]] = {}
-    for rows in ([FROZEN],) if options.frozen else (FIRST, CIRCUITS):
+    for name, rows in ({"frozen": (FROZEN,)} if options.frozen else REPORTS).items():
         for seed in options.seeds:
             plan = begun(options, seed)
             found.setdefault(seed, measure_classical(plan, texts=options.idx is None))
-            found[seed] |= measure(plan, rows)
+            found[seed] |= measure(plan, name, rows)
             write_results(options.task, found)
 
 
@@ -132,14 +131,13 @@ def measure_classical(plan: Plan, *, texts: bool) -> dict[str, Numbers]:
     return rows
 
 
-def measure(plan: Plan, rows: Sequence[str]) -> dict[str, Numbers]:
-    """Return the numbers of some rows by name. Creates missing files."""
+def measure(plan: Plan, name: str, rows: Sequence[str]) -> dict[str, Numbers]:
+    """Return the numbers of the rows of a report. Creates missing files."""
     plan.keep(rows)
     make_files(plan)
-    stem = plan.rows[-1].models[0].removesuffix(".st")
-    predictions = plan.path(f"{stem}-predictions.st")
+    predictions = plan.path(f"{name}-predictions.st")
     command = plan.report(
-        f"{stem}-report.json",
+        f"{name}-report.json",
         "--no-latency",
         "--temperature",
         plan.data.val,
@@ -158,8 +156,10 @@ def measure_networks(plan: Plan, made: Report, predictions: Mapping[str, torch.T
         predictions: Tensors of `eval --save-predictions`.
     """
     unit = made.rows[0].values["macs"].value
+    reported = {row.name: row for row in made.rows}
     rows = {}
-    for row, planned in zip(made.rows, plan.rows, strict=True):
+    for planned in plan.rows:
+        row = reported[planned.name]
         numbers = {name: row.values[name].value for name in ("accuracy", "nll", "ece")}
         for kind, suffix, score in (
             (kind, suffix, score)

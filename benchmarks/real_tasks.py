@@ -34,9 +34,13 @@ ENSEMBLE = "ensemble of 3"
 HYDRA = "hydra of 3 (tuned)"
 PAPER = "the paper's hydra (pruned)"
 PRUNED = "single circuit-pruned"
-FIRST, CIRCUITS = (SINGLE, FROZEN, LONGER, ENSEMBLE, HYDRA), (SINGLE, PAPER, PRUNED)
-"""Rows of neural networks in two reports, because the circuit search needs most of the time. The compute of the
-first row is the unit."""
+REPORTS = {
+    "first": (SINGLE, FROZEN, LONGER, ENSEMBLE),
+    "hydra": (SINGLE, HYDRA),
+    "circuits": (SINGLE, PAPER, PRUNED),
+}
+"""Rows of neural networks by report. The compute of the first row is the unit. Circuits are last, because their
+search needs most of the time."""
 
 
 class Drawn(NamedTuple):
@@ -119,9 +123,18 @@ def fill(plan: Plan) -> Plan:
     plan.row(FROZEN, "start.st")
     plan.row(LONGER, plan.tune("longer.st", task.model, epochs=3 * task.epochs))
     plan.row(ENSEMBLE, *tuned)
-    plan.row(
-        HYDRA, plan.fuse("hydra.st", tuned, "--merge-trunk", "auto", "--force-merge", "--data", data.val)
+    merged = (
+        "--merge-trunk",
+        "auto",
+        "--max-loss",
+        "0.01",
+        "--force-merge",
+        "--data",
+        data.val,
+        "--temperature",
+        data.val,
     )
+    plan.row(HYDRA, plan.fuse("hydra.st", tuned, *merged))
     plan.make("circuits.json", "score", tuned[0], *task.scored, needs=[tuned[0]])
     members = plan.papers_members(tuned[0], "circuits.json")
     plan.row(PAPER, plan.fuse("papers-hydra.st", members))

@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
         patch.syspath_prepend(ROOT / "benchmarks")
         import real
         from promise_plan import Data
-        from real_tasks import CIRCUITS, FIRST, Drawn, Sizes, begin
+        from real_tasks import REPORTS, Drawn, Sizes, begin
 
         known = "digits::classes=0-2"
         data = Data(
@@ -51,17 +51,19 @@ def measured(tmp_path_factory):
             )
 
         rows = real.measure_classical(plan(), texts=False)
-        return plan(), rows | real.measure(plan(), CIRCUITS) | real.measure(plan(), FIRST)
+        return plan(), rows | {
+            k: v for name, of in REPORTS.items() for k, v in real.measure(plan(), name, of).items()
+        }
 
 
 def test_every_row_has_every_column(measured):
     from real import COLUMNS
     from real_classical import LOGISTIC, NEAREST
-    from real_tasks import CIRCUITS, FIRST
+    from real_tasks import REPORTS
 
     plan, rows = measured
     check_plan(plan, "--no-latency")
-    assert {*rows} == {*FIRST, *CIRCUITS, NEAREST, LOGISTIC}
+    assert {*rows} == {NEAREST, LOGISTIC}.union(*REPORTS.values())
     assert all({*COLUMNS} <= row.keys() for row in rows.values())
 
 
@@ -69,7 +71,7 @@ def test_columns_of_the_ensemble_equal_values_by_hand(measured):
     from real_tasks import ENSEMBLE
 
     plan, rows = measured
-    predictions = load_file(plan.path("hydra-predictions.st"))
+    predictions = load_file(plan.path("first-predictions.st"))
     probabilities = predictions[f"log_probs/{ENSEMBLE}/id"].double().exp().mean(0).numpy()
     labels = predictions["labels/id"].numpy()
     confidence, wrong = probabilities.max(1), probabilities.argmax(1) != labels
