@@ -218,9 +218,9 @@ def means_of(found: Sequence[Mapping[str, Numbers]]) -> dict[str, Numbers]:
     }
 
 
-def table(means: Mapping[str, Numbers]) -> str:
-    """Return the means over seeds as a Markdown table."""
-    columns = [column for column in COLUMNS if all(column in row for row in means.values())]
+def table(means: Mapping[str, Numbers], columns: Sequence[str] = COLUMNS) -> str:
+    """Return the means over seeds as a Markdown table. Columns that a row lacks are left out."""
+    columns = [column for column in columns if all(column in row for row in means.values())]
     lines = [f"| mean | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     lines += [f"| {name} | {' | '.join(f'{row[c]:.3f}' for c in columns)} |" for name, row in means.items()]
     return "\n".join(lines) + "\n"

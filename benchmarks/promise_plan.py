@@ -63,7 +63,7 @@ class Data:
         test: Test data.
         near: Near-OOD test sets by name.
         far: Far-OOD test sets by name.
-        near_val: Near-OOD data for choosing.
+        near_val: Near-OOD data for choosing; empty if nothing is chosen.
     """
 
     train: str
@@ -224,6 +224,26 @@ class Plan:
         """Plan a hydra."""
         return self.make(name, "fuse", *members, "--no-verify", *options, needs=members)
 
+    def papers_members(self, single: str, scores: str) -> list[str]:
+        """Plan the members of the paper's hydra: heads sampled from the circuit's removals, and fine-tuning.
+
+        Args:
+            single: File of the trained model.
+            scores: File of its circuit.
+        """
+        task = self.task
+        members = []
+        for i in range(MEMBERS):
+            cut = self.make(
+                f"papers-cut-{i}.st", "prune", single, "--scores", scores, "--remove", str(task.removed), "--strategy", "sample",
+                "--pool", str(2 * task.removed), "--seed", str(self.seed + 100 * i), "--no-verify", needs=[single, scores],
+            )  # fmt: skip
+            rate, epochs = ("--lr", f"{task.lr / 3:g}"), max(1, 2 * task.epochs // 3)
+            members.append(
+                self.tune(f"papers-{i}.st", cut, *rate, epochs=epochs, compute=task.compute(heads=task.kept))
+            )
+        return members
+
     def training(self, row: Row) -> float:
         """Return the cost of a row with all its dependencies, in trainings of the single model."""
         return math.fsum(
@@ -234,11 +254,8 @@ class Plan:
         """Return the `eval` command for all rows. Models that are not planned files are used as references."""
         first, *others = self.rows
         data = self.data
-        sets = (
-            (("--near", data.near), ("--near", {"choosing": data.near_val}), ("--far", data.far))
-            if ood
-            else ()
-        )
+        choosing = {"choosing": data.near_val} if data.near_val else {}
+        sets = (("--near", data.near), ("--near", choosing), ("--far", data.far)) if ood else ()
         named = (
             word for flag, refs in sets for label, ref in refs.items() for word in (flag, f"{label}={ref}")
         )
@@ -343,16 +360,7 @@ def _papers(plan: Plan, single: str) -> None:
     scores = "circuits.json"  # Circuits of the single model, except if members have another start.
     if task.apart is not None:
         scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
-    members = []
-    for i in range(MEMBERS):
-        cut = plan.make(
-            f"papers-cut-{i}.st", "prune", single, "--scores", scores, "--remove", str(task.removed), "--strategy", "sample",
-            "--pool", str(2 * task.removed), "--seed", str(plan.seed + 100 * i), "--no-verify", needs=[single, scores],
-        )  # fmt: skip
-        rate, epochs = ("--lr", f"{task.lr / 3:g}"), 2 * task.epochs // 3
-        members.append(
-            plan.tune(f"papers-{i}.st", cut, *rate, epochs=epochs, compute=task.compute(heads=task.kept))
-        )
+    members = plan.papers_members(single, scores)
     plan.row("the paper's hydra", plan.fuse("papers-hydra.st", members))
 
 

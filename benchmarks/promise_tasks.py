@@ -87,7 +87,7 @@ class Encoder:
         """Return the task for this encoder."""
         probe = ("finetune", self.model, "--train", data.train, "--val", data.val, *self.tuning, "--train-parts", "head",
                  "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
-        scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
+        scored = ("--data", limited(data.val), "--ood", limited(data.near_val),
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
             model="start.st", tuning=self.tuning, whole=self.whole, batch=self.batch, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
@@ -95,9 +95,9 @@ class Encoder:
         )  # fmt: skip
 
 
-def _some(data: str) -> str:
-    """Limit a DATA reference to `SCORED` items."""
-    return f"{data}{',' if '::' in data else '::'}limit={SCORED}"
+def limited(data: str, count: int = SCORED) -> str:
+    """Limit a DATA reference without `limit` to a number of items."""
+    return f"{data}{',' if '::' in data else '::'}limit={count}"
 
 
 def digits(folder: Path, seed: int) -> Plan:
@@ -157,7 +157,7 @@ def write_fashion(idx: Path, out: Path) -> None:
     part = out.with_name(f"{out.name}.part")
     for name, (split, classes, skipped, count) in FASHION_PARTS.items():
         pictures, labels = (
-            _read_idx(idx / f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
+            read_idx(idx / f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
         )
         indices = np.flatnonzero(np.isin(labels, classes))[skipped : skipped + count]
         for index in indices:
@@ -172,7 +172,7 @@ def _has_idx(folder: Path) -> bool:
     return all((folder / name).exists() or (folder / f"{name}.gz").exists() for name in IDX_FILES)
 
 
-def _read_idx(path: Path) -> np.ndarray:
+def read_idx(path: Path) -> np.ndarray:
     """Read the array of an idx file.
 
     Format: a magic number with the number of axes in its last byte, the sizes as big-endian 32-bit integers,
