@@ -97,13 +97,13 @@ def begin(
     sizes, (data, ood_val) = sizes or SIZES[task], drawn
     pooling = ("--pooling", "mean") if task.startswith("intents") else ()
     tuning = (*pooling, "--batch-size", "32", "--eval-every", "100000")
-    start = ("finetune", encoder, "--data", data.train, "--val", data.val, *tuning, "--train", "head",
+    start = ("finetune", encoder, "--train", data.train, "--val", data.val, *tuning, "--train-parts", "head",
              "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
     removed = sizes.blocks * sizes.heads // 3
     scored = ("--method", "circuit", "--data", limited(data.val, sizes.searched), "--ood", limited(ood_val, sizes.searched),
               "--remove", str(2 * removed))  # fmt: skip
     made = Task(
-        model="start.st", tuning=tuning, whole=("--train", "norm,attention,mlp,readout,head"), lr=sizes.lr, epochs=sizes.epochs,
+        model="start.st", tuning=tuning, whole=("--train-parts", "norm,attention,mlp,readout,head"), lr=sizes.lr, epochs=sizes.epochs,
         blocks=sizes.blocks, heads=sizes.heads, start=start, start_cost=FORWARD * PROBE_EPOCHS / sizes.epochs, scored=scored,
     )  # fmt: skip
     return fill(Plan(folder=folder, data=data, task=made, seed=seed))
@@ -123,17 +123,7 @@ def fill(plan: Plan) -> Plan:
     plan.row(FROZEN, "start.st")
     plan.row(LONGER, plan.tune("longer.st", task.model, epochs=3 * task.epochs))
     plan.row(ENSEMBLE, *tuned)
-    merged = (
-        "--merge-trunk",
-        "auto",
-        "--max-loss",
-        "0.01",
-        "--force-merge",
-        "--data",
-        data.val,
-        "--temperature",
-        data.val,
-    )
+    merged = ("--val", data.val, "--max-nll-increase", "0.01", "--temperature", data.val)
     plan.row(HYDRA, plan.fuse("hydra.st", tuned, *merged))
     plan.make("circuits.json", "score", tuned[0], *task.scored, needs=[tuned[0]])
     members = plan.papers_members(tuned[0], "circuits.json")

@@ -57,15 +57,15 @@ def command_help(
         *(text if is_block(text) else "\n".join(_wrapped(text, width)) for text in paragraphs(command)),
     ]
     every = panels(command, context)
-    shown = every if context.meta.get(ALL) else panels(command, context, common=True)
-    tables = {**(commands or {}), **shown}
+    listed = every if context.meta.get(ALL) else panels(command, context, common=True)
+    tables = {**(commands or {}), **listed}
     longest = max(len(name) for rows in tables.values() for name, _ in rows)
     sections += [
         "\n".join([_styled(f"{title}:", BOLD), *_rows(rows, min(longest, NAMES_WIDTH), width)])
         for title, rows in tables.items()
     ]
-    if more := sum(map(len, every.values())) - sum(map(len, shown.values())):
-        sections.append(f"`{context.command_path} --help {ALL}` shows {more} more options.")
+    if hidden_count := sum(map(len, every.values())) - sum(map(len, listed.values())):
+        sections.append(f"`{context.command_path} --help {ALL}` shows {hidden_count} more options.")
     return "\n\n".join([*sections, *filter(None, [command.epilog])]) + "\n"
 
 

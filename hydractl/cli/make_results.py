@@ -71,11 +71,11 @@ def _outcome(out: Path, models: int) -> Iterator[str]:
         )
     model = out / MODEL
     header = open_model(str(model)).header
-    known, threshold = header.known_test, header.threshold
-    if known is not None:
-        yield f"{MODEL} {known.summary}"
+    known_test, threshold = header.known_test, header.threshold
+    if known_test is not None:
+        yield f"{MODEL} {known_test.summary}"
     if threshold is not None and threshold.below is None:
-        yield from _no_threshold(out, threshold, None if known is None else known.share)
+        yield from _no_threshold(out, threshold, None if known_test is None else known_test.share)
     elif threshold is not None:
         yield f"{MODEL} {threshold.summary}"
     yield from (
@@ -112,5 +112,5 @@ def _no_threshold(out: Path, threshold: Threshold, keep_known: float | None) -> 
     )
     way = f"give at least {samples} samples in `--val`" if few else "train the models further"
     yield f"No threshold satisfies the risk {threshold.risk:g}: {reason}."
-    more = f", allow more risk: `--risk {risk:g}`" * (risk <= HALF)
-    yield f"hint: {way}{more}" + ", or leave out this test: `--risk none`" * (keep_known is not None)
+    higher_risk = f", allow more risk: `--risk {risk:g}`" * (risk <= HALF)
+    yield f"hint: {way}{higher_risk}" + ", or leave out this test: `--risk none`" * (keep_known is not None)

@@ -362,8 +362,10 @@ def _other_input(command: CommandConfig, recorded: Sequence[str]) -> str | None:
         named = {f"{ref.role} {ref.ref}"}
         digests = named if ref.is_generated else named | ref.digests()
         # Generated data are compared by name, and a repeated name by the digest recorded for the first.
-        known = visited if ref.is_generated and named & visited else digests
-        if place < len(recorded) and (recorded[place] in known or (ref.is_generated and known is digests)):
+        comparable = visited if ref.is_generated and named & visited else digests
+        if place < len(recorded) and (
+            recorded[place] in comparable or (ref.is_generated and comparable is digests)
+        ):
             visited |= {*digests, recorded[place]}
             place += 1
         elif not digests & visited:

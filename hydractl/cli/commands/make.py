@@ -671,9 +671,9 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     first = written(common, command="make") if config.chooses else texts[picks[0]]
     # With a choice, the file has one of several texts after an earlier run.
     present = plan.read_bytes() if plan.is_file() else b""
-    known = next((text for text in (first, *texts.values()) if text.encode() == present), first)
+    current_text = next((text for text in (first, *texts.values()) if text.encode() == present), first)
     force = config.force or (config.dry_run and config.save_pipeline is None)
-    read_back(plan, known, force=force)
+    read_back(plan, current_text, force=force)
     results: list[dict[str, object]] = []
 
     def run(text: str, *, last: bool) -> None:
