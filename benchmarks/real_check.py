@@ -568,8 +568,8 @@ def page(work: Path, folder: Path) -> str:
     )
     lines = [
         "# Three trained models, compared with transformers", "", made, "",
-        f"Largest differences, relative to the largest value if above 1. Members lack {removed}.", "",
-        *table("check", differences, lambda row: f"{row[0]:.1e} of {row[1]:g}"), "",
+        f"Largest differences, relative to the largest value if above 1, and their limits. Members lack {removed}.", "",
+        *table("check", differences, lambda row: f"{row[0]:.1e} (at most {row[1]:g})"), "",
         f"Seconds and peak memory of each command in a new process, including imports. Weights take {sizes}.", "",
         *table("command", costs, lambda row: f"{row[0]:.0f} s, {row[1] / MEGABYTE:.0f} MB"),
     ]  # fmt: skip
