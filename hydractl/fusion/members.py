@@ -53,7 +53,8 @@ def _check_architecture(member: OpenModel, first: OpenModel) -> None:
         )
     if different:
         raise CheckpointError(
-            f"{place}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
+            f"{place}: is a {ours.name} with {', '.join(different)}, "
+            f"{first.reference} with {', '.join(architecture_differences(theirs, ours))}",
             hint="all members must have the same architecture",
         )
 

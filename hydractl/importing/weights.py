@@ -184,7 +184,9 @@ def weight_files(source: str) -> tuple[Path, ...]:
             hint="write it to a file first",
         )
     if path.is_dir():
-        names = sorted(f for pattern in (*PICKLES, "*.index*.json") for f in path.glob(pattern))
+        names = sorted(
+            f for pattern in (*PICKLES, "*.index*.json", "*model.safetensors") for f in path.glob(pattern)
+        )
         example = names[0] if names else path / "weights.pth"
         raise CheckpointError(
             f"{path}: is a folder", hint=f"give a file in it, for example `hydractl import {example}`"

@@ -758,7 +758,10 @@ def test_models_of_both_kinds_are_never_mixed(place):
         for step in progress_log.steps
     )
     assert not open_model(str(place / "one.st")).header.architecture.task.by_label
-    with pytest.raises(CheckpointError, match=r"is a bert with problem_type="):
+    with pytest.raises(
+        CheckpointError,
+        match=r"one\.st: is a bert with problem_type=None, .*base\.st with problem_type=multi_label",
+    ):
         run_fuse(FuseConfig(models=(str(place / "base.st"), str(place / "one.st")), out=place / "mixed.st"))
     with pytest.raises(HydraError, match="answers one label for each item, but the student a list of labels"):
         train(place, str(place / "base.st"), "t.st", teacher=(str(place / "one.st"),))

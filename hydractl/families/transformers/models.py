@@ -113,13 +113,11 @@ def _sentence_modules(folder: ModelFolder) -> str | None:
 
 def _pooling(folder: ModelFolder) -> str | None:
     modes = _pooling_modes(folder)
-    if len(modes) == 1 and modes[0] in SENTENCE_POOLINGS:
+    if modes in ([name] for name in SENTENCE_POOLINGS) or not (
+        modes or any(str(module.get("type", "")).endswith("Pooling") for module in folder.sentence_modules)
+    ):
         return None
-    return (
-        f"sentence-transformers pools its tokens by {quoted(modes)}; supported are `cls` and `mean`"
-        if modes
-        else None
-    )
+    return f"sentence-transformers pools its tokens by {quoted(modes) or 'a pooling that no file names'}; supported are `cls` and `mean`"
 
 
 def _pooling_modes(folder: ModelFolder) -> list[str]:
@@ -289,7 +287,10 @@ RULES = (
     Rule(
         library="transformers",
         name="`1_Pooling/config.json`",
-        effect="`mean` and `cls` become the pooling before the new classifier; others are refused",
+        effect=(
+            "`mean` is the pooling before the new classifier, and for `cls` the family's own; others, and a "
+            "pooling that no file names, are refused"
+        ),
         problem=_pooling,
         hint=ENCODER,
     ),

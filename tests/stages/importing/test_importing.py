@@ -469,6 +469,17 @@ def test_files_that_hold_no_weights(tmp_path, make, message):
     assert not [p for p in tmp_path.iterdir() if p.name != "w.pth"]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+def test_the_hint_for_a_folder_names_its_weights(tmp_path, name):
+    (tmp_path / "config.json").touch()
+    (tmp_path / name).touch()
+
+    with pytest.raises(CheckpointError, match="is a folder") as caught:
+        import_weights(tmp_path, tmp_path / "base.st")
+
+    assert f"`hydractl import {tmp_path / name}`" in caught.value.hint
+
+
 def without(state, *names):
     return {k: v for k, v in state.items() if k not in names}
 
