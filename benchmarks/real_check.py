@@ -309,8 +309,8 @@ def check(run: Run) -> None:
     subject, reference, work = run.subject, run.reference, run.work
     sets = write_texts(work) if subject.task == "texts" else write_images(work)
     data = {name: f"{name}.jsonl" if subject.task == "texts" else name for name in sets}
-    run.command("finetune --train head", "finetune", str(reference.folder), "--data", data["train"], "--val", data["val"],
-                "--train", "head", "--lr", subject.lr, "--epochs", "8", "-o", "base.st")  # fmt: skip
+    run.command("finetune --train-parts head", "finetune", str(reference.folder), "--train", data["train"], "--val", data["val"],
+                "--train-parts", "head", "--lr", subject.lr, "--epochs", "8", "-o", "base.st")  # fmt: skip
     base = load_file(work / "base.st")
     whole = reference.model(base)
     check_predict(run, whole, sets, data)
@@ -404,14 +404,14 @@ def check_scores(run: Run, base: State, whole: nn.Module, rows: Sequence[tuple[s
         run.reference.encode([item for item, _ in rows]),
         torch.tensor([label for _, label in rows]),
     )
-    # No head joins the masked set of HeadMap with `--keep 0`, so each score is the change by one head.
+    # No head joins the masked set of HeadMap with `--keep-heads 0`, so each score is the change by one head.
     run.command(
         "score --method headmap",
         "score",
         "base.st",
         "--method",
         "headmap",
-        "--keep",
+        "--keep-heads",
         "0",
         "--data",
         data,
@@ -488,8 +488,8 @@ def _taylor(
 def check_tuned(run: Run, data: Mapping[str, str], items: Sequence[str]) -> None:
     """Train the last block of two members, and compare the hydra with the members."""
     for i in range(2):
-        run.command(f"finetune --last-blocks 1 ({i})", "finetune", f"member-{i}.st", "--data", data["train"], "--val", data["val"],
-                    "--last-blocks", "1", "--steps", "2", "--batch-size", "8", "--lr", "1e-4", "--seed", str(i), "-o", f"tuned-{i}.st")  # fmt: skip
+        run.command(f"finetune, last block ({i})", "finetune", f"member-{i}.st", "--train", data["train"], "--val", data["val"],
+                    "--trunk", str(run.subject.layers - 1), "--steps", "2", "--batch-size", "8", "--lr", "1e-4", "--seed", str(i), "-o", f"tuned-{i}.st")  # fmt: skip
     run.command("fuse --mlp keep", "fuse", "tuned-0.st", "tuned-1.st", "--mlp", "keep", "-o", "tuned.st")
     tuned = torch.stack([_logits(run.work / f"tuned-{i}.st", items) for i in range(2)])
     untuned = torch.stack([_logits(run.work / f"member-{i}.st", items) for i in range(2)])
