@@ -9,7 +9,6 @@ the axis of heads, or along the first axis. This module also prunes the tensors 
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,7 +262,9 @@ class Fusion:
             return self._mean(name)
         if group_axis(self.family, name) == 0:
             return [checkpoint.spans[name] for checkpoint in self.checkpoints]
-        return [self._side_by_side(name)]
+        # As bytes, because torch does not concatenate tensors of every dtype.
+        parts = [checkpoint.tensor(name).view(torch.uint8) for checkpoint in self.checkpoints]
+        return [tensor_bytes(torch.cat(parts, dim=group_axis(self.family, name)))]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a fused tensor in memory, with the same bytes as in the file."""
@@ -324,17 +325,6 @@ class Fusion:
         parts = [c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints]
         with one_thread(), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             yield from pool.map(mean_of, zip(*parts, strict=True))
-
-    def _side_by_side(self, name: str) -> bytes:
-        """Concatenate along an inner axis: each row of the result contains the members' rows in turn."""
-        axis = group_axis(self.family, name)
-        parts = []
-        for checkpoint in self.checkpoints:
-            raw = checkpoint.spans[name].read()
-            rows = math.prod(checkpoint.specs[name].shape[:axis])
-            width = len(raw) // rows
-            parts.append([raw[row * width : (row + 1) * width] for row in range(rows)])
-        return b"".join(row for rows in zip(*parts, strict=True) for row in rows)
 
 
 def pruned_spec(
