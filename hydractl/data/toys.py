@@ -8,8 +8,7 @@ import lzma
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from importlib.machinery import ModuleSpec
+from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,7 +126,7 @@ def spread(total: int, count: int) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
-    table = _read_sample("data/digits.csv.gz", partial(np.loadtxt, delimiter=","))
+    table = _read_sample("data/digits.csv.gz", lambda path: np.loadtxt(path, delimiter=","))
     images = np.rint(table[:, :-1].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
     return images, tuple(int(label) for label in table[:, -1])
 
@@ -140,7 +139,7 @@ def _photos() -> tuple[NDArray[np.uint8], ...]:
 def _read_sample(name: str, read: Callable[[Path], NDArray[Any]]) -> NDArray[Any]:
     """Read a file that scikit-learn installs. The import of scikit-learn takes two seconds."""
     try:
-        return read(Path(str(cast("ModuleSpec", find_spec("sklearn")).origin)).parent / "datasets" / name)
+        return read(Path(str(vars(find_spec("sklearn"))["origin"])).parent / "datasets" / name)
     except OSError as error:
         raise DataError(
             f"the installed scikit-learn lacks `{name}`", hint="reinstall scikit-learn"
