@@ -74,7 +74,9 @@ def _run() -> int:
     sys.stderr = _writer(sys.stderr, _LossyStderr(2, "w", closefd=False))
     os.environ["TYPER_USE_RICH"] = "0"  # Otherwise typer loads rich for nothing.
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
+    from hydractl.runtime import LateCompiler  # noqa: PLC0415 - as above
 
+    LateCompiler.install()
     return run()
 
 

@@ -9,13 +9,19 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.errors import InputError, UsageError, reason_of
 from hydractl.messages import listed
 
 if TYPE_CHECKING:
+    from importlib.abc import Loader
+
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -240,6 +246,67 @@ def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None)
             ) from error
 
     return outer
+
+
+COMPILER, UTILITIES = "torch._dynamo", "torch._dynamo.utils"
+
+
+class LateCompiler(ModuleType):
+    """Stand-in for torch's compiler, whose import takes as long as the import of torch.
+
+    Many functions of torch and timm are decorated with `disable`, and torchvision imports
+    `is_compile_supported`, but few commands compile. The stand-in has these two functions. Access to any
+    other attribute or module of `torch._dynamo` replaces the stand-in by the real package. The command line
+    installs the stand-in. `import hydractl` does not.
+    """
+
+    __path__: list[str] = []  # noqa: RUF012 - a module is a package if it has this name
+
+    @classmethod
+    def install(cls) -> None:
+        """Put the stand-in into `sys.modules`."""
+        sys.modules |= {COMPILER: cls(COMPILER), UTILITIES: cls(UTILITIES)}
+        sys.meta_path.insert(0, cls)
+
+    @classmethod
+    def real(cls, name: str) -> ModuleType:
+        """Import a module of the real package."""
+        if cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+            del sys.modules[COMPILER], sys.modules[UTILITIES]
+        import_module(COMPILER)
+        return import_module(name)
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
+        """Return a spec that loads a module of the real package, or None for modules of other packages."""
+        if not name.startswith(f"{COMPILER}."):
+            return None
+        module = cls.real(name)
+        restore = partial(vars(module).__setitem__, "__spec__", module.__spec__)
+        loader = SimpleNamespace(create_module=lambda _: module, exec_module=lambda _: restore())
+        return ModuleSpec(name, cast("Loader", loader))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a module
+        if name.startswith("__"):  # `inspect` reads attributes of all modules.
+            raise AttributeError(name)
+        return getattr(self.real(self.__name__), name)
+
+    def is_compile_supported(self, device: str) -> bool:
+        """Return whether a device can run compiled functions."""
+        return bool(self.real(UTILITIES).is_compile_supported(device))
+
+    def disable(self, fn: Callable[..., Any] | None = None, *recursive: bool, **options: Any) -> Any:  # noqa: ANN401 - as in torch
+        """Return a function that is never compiled; as a decorator with options, a decorator."""
+
+        def real() -> Any:  # noqa: ANN401 - as `disable`
+            return self.real(COMPILER).disable(fn, *recursive, **options)
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as `fn`
+            call = real() if fn is None or sys.modules["torch"].compiler.is_compiling() else fn
+            return call(*args, **kwargs)
+
+        return wraps(fn)(run) if isinstance(fn, FunctionType) else real()
 
 
 def wait_for(device: torch.device) -> None:

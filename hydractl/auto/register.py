@@ -35,12 +35,8 @@ class ImportHook:
         Returns:
             None for other modules, for example `transformers`, and if no other finder has the module.
         """
-        if name not in WATCHED_MODULES:
-            return None
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(name, path, target)
+        for finder in sys.meta_path if name in WATCHED_MODULES else ():
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
                 _register_after(spec.loader, name)
                 return spec

@@ -7,13 +7,16 @@ import json
 import lzma
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import TypeAlias, cast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from hydractl.data.datasets import ImageSet, ImageStore, TextSet
 from hydractl.data.reference import DataRef
@@ -123,26 +126,23 @@ def spread(total: int, count: int) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - two seconds that other data need not pay
-
-    try:
-        raw = load_digits()
-    except OSError as error:
-        raise DataError(
-            "the installed scikit-learn lacks the digits data set", hint="reinstall scikit-learn"
-        ) from error
-    return np.rint(raw.images * 255 / 16).astype(np.uint8), tuple(int(label) for label in raw.target)
+    table = _read_sample("data/digits.csv.gz", lambda path: np.loadtxt(path, delimiter=","))
+    images = np.rint(table[:, :-1].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
+    return images, tuple(int(label) for label in table[:, -1])
 
 
 @lru_cache(maxsize=1)
 def _photos() -> tuple[NDArray[np.uint8], ...]:
-    from sklearn.datasets import load_sample_image  # noqa: PLC0415 - as above
+    return tuple(_read_sample(f"images/{name}", lambda path: np.asarray(Image.open(path))) for name in PHOTOS)
 
+
+def _read_sample(name: str, read: Callable[[Path], NDArray[Any]]) -> NDArray[Any]:
+    """Read a file that scikit-learn installs. The import of scikit-learn takes two seconds."""
     try:
-        return tuple(np.asarray(load_sample_image(name), dtype=np.uint8) for name in PHOTOS)
+        return read(Path(str(vars(find_spec("sklearn"))["origin"])).parent / "datasets" / name)
     except OSError as error:
         raise DataError(
-            "the installed scikit-learn lacks its sample photographs", hint="reinstall scikit-learn"
+            f"the installed scikit-learn lacks `{name}`", hint="reinstall scikit-learn"
         ) from error
 
 

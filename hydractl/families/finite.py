@@ -27,21 +27,25 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, place: str, dtype: str 
         CheckpointError: With the name of the first NaN or infinite tensor.
     """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not (finite := _finite(tensor)).all():
-            count = finite.numel() - int(finite.sum())
+        if tensor.is_floating_point() and (count := count_not_finite(tensor)):
             raise CheckpointError(
-                f"{place}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
+                f"{place}: tensor `{name}` holds {counted(count, 'number')} of {tensor.numel()} that "
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint=NOT_FINITE if dtype else "the training may have diverged; use an earlier checkpoint",
             )
 
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return which entries are finite, as a boolean tensor.
+def count_not_finite(tensor: torch.Tensor) -> int:
+    """Return how many numbers of a floating-point tensor are NaN or infinite.
 
-    8-bit tensors are cast first, because older releases of torch lack `isfinite` for 8 bits.
+    `aminmax` returns NaN if a number is NaN. The function reads each number once and writes nothing. Only a
+    tensor with NaN or infinity takes `isfinite`, which takes ten times as long for bf16.
     """
-    return (tensor.half() if tensor.element_size() == 1 else tensor).isfinite()
+    # torch lacks `aminmax` for 8 bits, and older releases lack `isfinite`.
+    wide = tensor.half() if tensor.element_size() == 1 else tensor
+    if not tensor.numel() or torch.stack(wide.aminmax()).isfinite().all():
+        return 0
+    return tensor.numel() - int(wide.isfinite().sum())
 
 
 def check_finite_weights(model_file: OpenModel, names: Iterable[str] | None = None) -> None:
@@ -73,14 +77,12 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
         CheckFailed: If the conversion turns a finite number into infinity.
     """
     converted = tensor.to(spec.torch_dtype)
-    if converted.dtype != tensor.dtype and not _finite(converted).all():
-        count = int((_finite(tensor) & ~_finite(converted)).sum())
-        if count:
-            raise CheckFailed(
-                f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {converted.numel()} "
-                f"{'is' if count == 1 else 'are'} too large; nothing was written",
-                hint=hint,
-            )
+    if converted.dtype != tensor.dtype and (count := count_not_finite(converted) - count_not_finite(tensor)):
+        raise CheckFailed(
+            f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {converted.numel()} "
+            f"{'is' if count == 1 else 'are'} too large; nothing was written",
+            hint=hint,
+        )
     return converted
 
 
@@ -101,7 +103,7 @@ def stored_tensors(
     tensors = {}
     for name, spec in checkpoint.specs.items():
         tensors[name] = as_stored(name, state[name].detach(), spec, hint=hint)
-        if name in trained and not _finite(tensors[name]).all():
+        if name in trained and count_not_finite(tensors[name]):
             raise CheckFailed(f"tensor `{name}` is not finite after training; nothing was written", hint=hint)
     return tensors
 

@@ -9,7 +9,6 @@ the axis of heads, or along the first axis. This module also prunes the tensors 
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,14 +108,14 @@ def join_members(
     family: Family, fates: Mapping[str, Fate], members: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
     """Return a hydra's tensors from its members' state dicts, the inverse of `split_members`."""
-
-    def fused(name: str, fate: Fate) -> torch.Tensor:
-        parts = [member[name] for member in members]
-        if fate != Fate.GROUPED:
-            return parts[0]
-        return torch.cat(parts, dim=group_axis(family, name)) if parts[0].ndim else torch.stack(parts)
-
-    return {name: fused(name, fate) for name, fate in fates.items()}
+    return {
+        name: members[0][name]
+        if fate != Fate.GROUPED
+        else (torch.cat if members[0][name].ndim else torch.stack)(
+            [member[name] for member in members], dim=group_axis(family, name)
+        )
+        for name, fate in fates.items()
+    }
 
 
 def split_members(
@@ -263,7 +262,9 @@ class Fusion:
             return self._mean(name)
         if group_axis(self.family, name) == 0:
             return [checkpoint.spans[name] for checkpoint in self.checkpoints]
-        return [self._side_by_side(name)]
+        # As bytes, because torch does not concatenate tensors of every dtype.
+        parts = [checkpoint.tensor(name).view(torch.uint8) for checkpoint in self.checkpoints]
+        return [tensor_bytes(torch.cat(parts, dim=group_axis(self.family, name)))]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a fused tensor in memory, with the same bytes as in the file."""
@@ -285,24 +286,28 @@ class Fusion:
 
     def _owned(self, name: str) -> bool:
         place = position_of(self.family, name)
-        if self.own_from is None or place.part == "embed":
-            return False
-        return place.layer is None or place.layer >= self.own_from
+        return (
+            self.own_from is not None
+            and place.part != "embed"
+            and (place.layer is None or place.layer >= self.own_from)
+        )
 
     def _averaged(self, name: str) -> bool:
         place = position_of(self.family, name)
-        if place.layer is None:
-            return place.part == "embed" and self.merge_trunk > 0
-        return place.layer < self.merge_trunk or (self.mlp == "merge" and place.part == "mlp")
+        return (
+            place.part == "embed" and self.merge_trunk > 0
+            if place.layer is None
+            else place.layer < self.merge_trunk or (self.mlp == "merge" and place.part == "mlp")
+        )
 
     def _identical(self, name: str) -> bool:
         """Compare bytes in parallel and stop at the first difference."""
-        if any(c.specs[name] != self.checkpoints[0].specs[name] for c in self.checkpoints):
-            return False
-        streams = zip(
-            *(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True
-        )  # `bytes` objects compare faster than memory views
-        return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
+        return all(c.specs[name] == self.checkpoints[0].specs[name] for c in self.checkpoints) and all(
+            chunk == chunks[0]
+            # `bytes` objects compare faster than memory views
+            for chunks in zip(*(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True)
+            for chunk in chunks[1:]
+        )
 
     def _mean(self, name: str) -> Iterator[memoryview | bytes]:
         """Average over members: sum in float64 in the given order, and round once.
@@ -322,17 +327,6 @@ class Fusion:
         parts = [c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints]
         with one_thread(), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             yield from pool.map(mean_of, zip(*parts, strict=True))
-
-    def _side_by_side(self, name: str) -> bytes:
-        """Concatenate along an inner axis: each row of the result contains the members' rows in turn."""
-        axis = group_axis(self.family, name)
-        parts = []
-        for checkpoint in self.checkpoints:
-            raw = checkpoint.spans[name].read()
-            rows = math.prod(checkpoint.specs[name].shape[:axis])
-            width = len(raw) // rows
-            parts.append([raw[row * width : (row + 1) * width] for row in range(rows)])
-        return b"".join(row for rows in zip(*parts, strict=True) for row in rows)
 
 
 def pruned_spec(

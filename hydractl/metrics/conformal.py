@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import scipy
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from hydractl.manifest.guarantees import PredictionSets
@@ -173,6 +173,6 @@ def binomial_interval(hits: int, count: int, confidence: float = 0.95) -> tuple[
         confidence: Confidence level, in (0, 1).
     """
     tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, count - hits + 1)) if hits else 0.0
-    high = float(beta.isf(tail, hits + 1, count - hits)) if hits < count else 1.0
+    low = float(scipy.stats.beta.ppf(tail, hits, count - hits + 1)) if hits else 0.0
+    high = float(scipy.stats.beta.isf(tail, hits + 1, count - hits)) if hits < count else 1.0
     return low, high

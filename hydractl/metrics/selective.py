@@ -29,8 +29,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 ROOTS = 6.0
@@ -89,9 +89,9 @@ def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
         delta: Level of each test, in (0, 1).
     """
     counts = np.arange(1, count)
-    allowed = binom.ppf(delta, counts, risk)
+    allowed = scipy.stats.binom.ppf(delta, counts, risk)
     # maximum number of errors that passes the test; -1 if even 0 errors fail
-    allowed -= binom.cdf(allowed, counts, risk) > delta
+    allowed -= scipy.stats.binom.cdf(allowed, counts, risk) > delta
     steps = counts[np.diff(allowed, prepend=-1) > 0].tolist()
     if not steps:
         return []
@@ -124,7 +124,7 @@ def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: f
     accepted = torch.searchsorted(ordered, ends)  # with equal scores fewer samples than the rank are accepted
     can_tell = accepted >= fewest(risk, delta) - 1
     accepted = accepted[can_tell]
-    passes = binom.cdf(wrong[accepted - 1].numpy(), accepted.numpy(), risk) <= delta
+    passes = scipy.stats.binom.cdf(wrong[accepted - 1].numpy(), accepted.numpy(), risk) <= delta
     rejections = int(np.cumprod(passes).sum())
     return _below(ordered, wrong, float(ends[can_tell][rejections - 1])) if rejections else NOTHING
 

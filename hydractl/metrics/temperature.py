@@ -28,10 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy.interpolate import CubicSpline
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
 from torch import Tensor
 
 from hydractl.manifest.terms import DIGITS, Temperature
@@ -222,7 +220,9 @@ def fit_temperature(
     start = min(costs, key=costs.__getitem__)
     bounds = (max(start - width, low), min(start + width, high))
     refined = float(
-        minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": LOG_TOLERANCE}).x
+        scipy.optimize.minimize_scalar(
+            cost, bounds=bounds, method="bounded", options={"xatol": LOG_TOLERANCE}
+        ).x
     )
     neutral = min(max(center, low), high)
     costs = {
@@ -267,18 +267,18 @@ def fit_label_temperatures(
     log_priors = np.stack([_log_prior(points, deviation) for deviation in LABEL_DEVIATIONS])
     evidences, means = [], []
     for of_label in costs.T:
-        log_joint = log_priors - CubicSpline(grid, of_label - of_label.min())(points)
-        evidences.append(logsumexp(log_joint, axis=1))
+        log_joint = log_priors - scipy.interpolate.CubicSpline(grid, of_label - of_label.min())(points)
+        evidences.append(scipy.special.logsumexp(log_joint, axis=1))
         means.append(np.exp(log_joint - evidences[-1][:, None]) @ points)
     log_weights = np.sum(evidences, axis=0)
-    weights = np.exp(log_weights - logsumexp(log_weights))
+    weights = np.exp(log_weights - scipy.special.logsumexp(log_weights))
     return tuple((temperature * np.exp(np.stack(means) @ weights)).tolist())
 
 
 def _log_prior(points: np.ndarray, deviation: float) -> np.ndarray:
     """Return the log-probabilities (K,) of a normal prior over K values; all mass at 0 for deviation 0."""
     log_density = -((points / deviation) ** 2) / 2 if deviation else np.where(points == 0, 0.0, -np.inf)
-    return np.asarray(log_density - logsumexp(log_density))
+    return np.asarray(log_density - scipy.special.logsumexp(log_density))
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -88,6 +88,100 @@ def test_inspect_loads_no_model_library(environment, work):
     assert probe(environment, *(["inspect", file] for file in files), heavy=heavy) == ""
 
 
+STAGE = """
+import sys
+from hydractl.__main__ import main
+from hydractl.runtime import LateCompiler
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, f"exit code {{done.code}}"
+heavy = {heavy!r} & {{name for name, module in sys.modules.items() if not isinstance(module, LateCompiler)}}
+if further := sorted(heavy - {allowed!r}):
+    sys.exit(f"loaded {{further}}")
+"""
+RARELY_NEEDED = {
+    "torch._dynamo", "torch._inductor", "sympy", "scipy.stats", "sklearn", "matplotlib", "datasets", "pandas",
+    "transformers", "tensorboard",
+}  # fmt: skip
+LOADS: dict[str, set[str]] = {
+    "inspect base.st": set(),
+    "prune base.st --strategy random --remove 2 --members 2 -o n-{i}.st": {"sympy"},
+    "fuse m-0.st m-1.st m-2.st -o other.st": set(),
+    "predict hydra.st digits::split=test,classes=0-6,limit=8 -o p.jsonl": set(),
+    "eval hydra.st --data digits::split=test,classes=0-6,limit=8 -o r.json": {"sympy"},
+}
+"""Modules of `RARELY_NEEDED` that a stage on a model of timm may load. Counting operations on the meta device
+loads sympy."""
+
+
+@pytest.mark.parametrize("line", LOADS, ids=lambda line: line.partition(" ")[0])
+def test_a_stage_loads_few_libraries(environment, work, line):
+    script = STAGE.format(heavy=RARELY_NEEDED, allowed=LOADS[line])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *line.split()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+LATE = """
+import sys
+from hydractl.runtime import LateCompiler
+LateCompiler.install()
+import torch
+plain = torch.compiler.disable(lambda x: x.sin())
+model = torch.compiler.disable(torch.nn.Linear(2, 2)) if {wraps_modules} else None
+import timm
+assert isinstance(sys.modules["torch._dynamo"], LateCompiler) is not {wraps_modules}
+{use}
+import torch._dynamo, torch._dynamo.utils, torch._dynamo.config
+for name, module in sys.modules.items():
+    assert not isinstance(module, LateCompiler), name
+    assert not name.startswith("torch._dynamo") or module.__spec__.loader is module.__loader__, name
+graphs = []
+compiled = torch.compile(lambda x: plain(x * 2) + 1, backend=lambda graph, _: graphs.append(graph) or graph)
+x = torch.ones(3)
+assert torch.equal(compiled(x), (x * 2).sin() + 1)
+assert len(graphs) == 2 and not any("sin" in graph.code for graph in graphs)
+assert torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph_module.code.count("linear")
+"""
+USES = {
+    "a module": "import torch._dynamo.config as c; assert c is torch._dynamo.config is sys.modules[c.__name__]",
+    "a function": "from torch._dynamo.utils import counters; assert torch._dynamo.utils.counters is counters",
+    "an attribute": "torch._dynamo.reset()",
+    "a model": "assert model(torch.ones(2)).shape == (2,)",
+    "a check": "from torchvision.ops.roi_align import is_compile_supported as f; assert f('cpu') in (True, False)",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_compiler_works_after_it_was_delayed(environment, use):
+    script = LATE.format(use=USES[use], wraps_modules=use == "a model")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_import_of_the_package_delays_nothing(environment):
+    code = (
+        "import sys, hydractl; hydractl.fuse; import timm; from hydractl.runtime import LateCompiler as late; "
+        "sys.exit(late in sys.meta_path or any(isinstance(module, late) for module in sys.modules.values()))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
 def test_generating_completions_loads_no_model_library(environment):
     script = f"import sys, hydractl.cli.completion as c; c.files(); sys.exit(sorted(set({HEAVY!r}) & set(sys.modules)) or 0)"
     done = subprocess.run(

@@ -23,7 +23,7 @@ from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import CheckFailed, UsageError
-from hydractl.families.finite import stored_tensors
+from hydractl.families.finite import count_not_finite, stored_tensors
 from hydractl.families.open_model import OpenModel, open_model
 from hydractl.families.tower import Model
 from hydractl.manifest.document import Fingerprint
@@ -262,7 +262,7 @@ def train_gates(
     trained = _trained(job.training, work, job.model.device, settings=settings)
     model = build()
     copy_weights(model, trained.weights)
-    if not all(p.isfinite().all() for p in model.parameters()):
+    if any(map(count_not_finite, model.parameters())):
         raise _diverged(settings)
     results = {
         "training_accuracy": trained.metrics.accuracy,

@@ -329,10 +329,6 @@ def _write(config: FuseConfig, contents: Contents, hashing: Future[None], output
 
 def _report(config: FuseConfig, contents: Contents, gap: Gap | None) -> FuseReport:
     fusion = contents.fusion
-    tensors, stored_bytes = ({fate.value: 0 for fate in Fate} for _ in range(2))
-    for name, fate in fusion.fates.items():
-        tensors[fate] += 1
-        stored_bytes[fate] += fusion.specs[name].size_bytes
     return FuseReport(
         path=config.out,
         members=len(fusion.members),
@@ -340,8 +336,11 @@ def _report(config: FuseConfig, contents: Contents, gap: Gap | None) -> FuseRepo
         trunk=fusion.plan.trunk,
         merge_trunk=fusion.merge_trunk,
         **contents.temperature.fields,
-        tensors=tensors,
-        stored_bytes=stored_bytes,
+        tensors={fate.value: [*fusion.fates.values()].count(fate) for fate in Fate},
+        stored_bytes={
+            fate.value: sum(fusion.specs[n].size_bytes for n in fusion.fates if fusion.fates[n] == fate)
+            for fate in Fate
+        },
         members_bytes=sum(m.checkpoint.size_bytes for m in fusion.members),
         gap=gap,
         measured=contents.measured,

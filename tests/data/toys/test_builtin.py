@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib.machinery import ModuleSpec
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,12 +128,9 @@ def test_what_is_not_there(text, error, message):
     assert message in caught.value.message
 
 
-def test_a_scikit_learn_without_its_data(monkeypatch):
-    def missing(*_):
-        raise FileNotFoundError
-
-    monkeypatch.setattr("sklearn.datasets.load_digits", missing)
-    monkeypatch.setattr("sklearn.datasets.load_sample_image", missing)
+def test_a_scikit_learn_without_its_data(monkeypatch, tmp_path):
+    empty = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("hydractl.data.toys.find_spec", lambda _: empty)
     _digits.cache_clear()
     _photos.cache_clear()
 
