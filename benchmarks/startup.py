@@ -21,7 +21,7 @@ import tempfile
 MODEL = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=10"
 DATA = "digits::split={split},limit=32"
 PREPARE = (
-    f"finetune {MODEL} --data {DATA.format(split='train')} --val {DATA.format(split='val')} --epochs 1 -o base.st",
+    f"finetune {MODEL} --train {DATA.format(split='train')} --val {DATA.format(split='val')} --epochs 1 -o base.st",
     "prune base.st --strategy random --remove 3 --members 3 -o m-{i}.st",
     "fuse m-0.st m-1.st m-2.st -o hydra.st",
 )
