@@ -82,7 +82,7 @@ class Task:
         model: MODEL reference of the single model and the ensemble before training, or `start.st`.
         tuning: Options of every `finetune` except seed, learning rate and epochs.
         batch: Batch size for timing.
-        whole: Further options of every `finetune` without its own `--train`.
+        whole: Further options of every `finetune` without its own `--train-parts`.
         lr: Peak learning rate.
         epochs: Epochs of the single model.
         blocks: Number of blocks.
@@ -210,7 +210,7 @@ class Plan:
             teachers: Files of the teachers.
         """
         task, data = self.task, self.data
-        usual = () if "--train" in options else task.whole
+        usual = () if "--train-parts" in options else task.whole
         taught = ("--teacher", ",".join(map(self.path, teachers))) if teachers else ()
         return self.make(
             name, "finetune", start, "--train", data.train, "--val", data.val, *task.tuning, *usual, "--epochs", str(epochs),

@@ -170,7 +170,7 @@ def test_a_scoring_method_with_a_setting_is_two_files(copy):
         before='Method(\n                name="random"',
     )
 
-    help_text = copy.run("score", "--help").stdout
+    help_text = copy.run("score", "--help", "--all").stdout
     made = copy.run("score", ARCH, "--method", "level", "--height", "3", "-o", "s.json")
     refused = copy.run("score", ARCH, "--method", "random", "--height", "3", "-o", "t.json")
 
@@ -194,7 +194,7 @@ def test_an_option_is_one_line(copy):
     )
     lines = (copy.folder / config).read_text().splitlines()
 
-    assert "--members N" in copy.run("fuse", "--help").stdout
+    assert "--members N" in copy.run("fuse", "--help", "--all").stdout
     assert "greater than or equal to 2" in copy.run("fuse", "a.st", "-o", "b.st", "--members", "1").stderr
     assert len(lines) == len((Path(hydractl.__file__).parents[1] / config).read_text().splitlines()) + 1
 
@@ -209,7 +209,7 @@ def test_a_strategy_is_two_files(copy):
     )
     copy.insert(draws, "    Strategy.LAST: _best,\n", before="    Strategy.DIVERSE: _diverse,\n")
 
-    help_text = " ".join(copy.run("prune", "--help").stdout.split())
+    help_text = " ".join(copy.run("prune", "--help", "--all").stdout.split())
     assert main(["score", ARCH, "--method", "random", "-o", str(copy.folder / "s.json")]) == 0
     made = copy.run(
         "prune", ARCH, "--strategy", "last", "--scores", "s.json", "--keep-heads", "2", "-o", "m.st"
@@ -231,7 +231,7 @@ def test_a_metric_is_one_file(copy):
     )
     data = ["--data", "digits::classes=0-6,limit=20", "--no-latency", "--bootstrap", "9"]
 
-    help_text = " ".join(copy.run("eval", "--help").stdout.split())
+    help_text = " ".join(copy.run("eval", "--help", "--all").stdout.split())
     made = copy.run("eval", ARCH, *data, "--metrics", "nll,worst", "--fail-if", "worst>0", "-o", "r.json")
     refused = copy.run("eval", ARCH, *data, "--metrics", "worse")
 

@@ -114,6 +114,7 @@ NEEDED = {
     "arch": "vit",
     "out": "a",
     "data": "digits",
+    "train": "digits",
     "val": "digits",
     "files": ("a",),
 }

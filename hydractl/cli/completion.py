@@ -17,7 +17,6 @@ import typer.core
 from hydractl.cli.app import EXIT_CODES, GROUPS, command_tree
 from hydractl.cli.helptext import Command, is_block, panels, paragraphs
 from hydractl.cli.shells import SCRIPTS
-from hydractl.errors import InputError
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.families.transformers.models import LIBRARY as TRANSFORMERS
@@ -46,7 +45,7 @@ def files() -> dict[str, str]:
     """Return the text of each file by path.
 
     Raises:
-        InputError: If the page of models lacks the comments around the tables.
+        SystemExit: If the page of models lacks the comments around the tables.
     """
     tree = command_tree()
     return {
@@ -131,14 +130,14 @@ def models_page() -> str:
     """Return the page of models with new tables.
 
     Raises:
-        InputError: If the page does not have both comments once and in order.
+        SystemExit: If the page does not have both comments once and in order.
     """
     path = Path(MODELS_PAGE)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before, start, after_start = text.partition(START)
     _, end, after = after_start.partition(END)
     if not start or not end or START in after_start or END in before + after:
-        raise InputError(f"{path}: lacks the two comments around the tables", hint=f"{START} ... {END}")
+        raise SystemExit(f"{path}: lacks the two comments around the tables: {START} and {END}")
     return f"{before}{START}\n\n{model_table()}\n{rules_table()}\n{END}{after}"
 
 

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from hydractl.data.datasets import ImageSet, ImageStore, TextSet
+from hydractl.data.decoding import decode
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean
@@ -133,7 +133,10 @@ def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
 
 @lru_cache(maxsize=1)
 def _photos() -> tuple[NDArray[np.uint8], ...]:
-    return tuple(_read_sample(f"images/{name}", lambda path: np.asarray(Image.open(path))) for name in PHOTOS)
+    return tuple(
+        _read_sample(f"images/{name}", lambda path: np.asarray(decode(path.read_bytes(), place=str(path))))
+        for name in PHOTOS
+    )
 
 
 def _read_sample(name: str, read: Callable[[Path], NDArray[Any]]) -> NDArray[Any]:

@@ -129,6 +129,6 @@ def test_a_model_in_the_folder_is_replaced_only_by_force_or_by_the_same_command(
     assert main([*argv, "--if-changed"]) == 0
     assert main(argv) == 6
     assert main([*argv, "--if-changed"]) == 0
-    assert "up to date" in capsys.readouterr().err
+    assert ": up to date" in capsys.readouterr().out
     assert main([*argv, "--force", "-q"]) == 0
     assert main(["export", str(tmp_path / "folder"), "-o", f"{tmp_path}/folder/", "--force"]) == 6

@@ -156,7 +156,7 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
     ("argv", "text"),
     [
         (["prun"], "`prun` is not a command of `hydractl`\n\nhint: did you mean `prune`?"),
-        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep` is not an option of `hydractl prune`\n\nhint: did you mean `--keep-heads`?"),
+        (["prune", "base.st", "-o", "x.st", "--keep-head", "3"], "`--keep-head` is not an option of `hydractl prune`\n\nhint: did you mean `--keep-heads`?"),
         (["prune", "base.st", "-o", "x.st", "--remove", "few"], "`--remove`: "),
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "`--remove`: input should be greater than or equal to 0"),
         (["prune", "base.st", "--keep-heads", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),

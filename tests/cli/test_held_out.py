@@ -161,7 +161,7 @@ def test_there_is_no_false_alarm(place, call):
         write_tensors(file, checkpoint.tensors(), header=old)
     assert counts(place, "old.st", call=call) == {}
     same = call("eval", str(folder / "old.st"), "--data", str(folder / "val.jsonl"), *BARE)
-    assert "`hydractl finetune` used 30 of 30 samples of `--train`" in same.err
+    assert "`hydractl finetune` used 30 of 30 samples of `--data`" in same.err
 
 
 def test_make_refuses_such_samples_and_its_hints_can_be_typed(place, call, monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.metrics.classification import of_equal_count, of_equal_width
+from hydractl.metrics.per_sample import certainty_ranks
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 
@@ -71,6 +72,7 @@ def test_every_interval_holds_its_number(seed, count, resamples):
     sample |= {
         "nll": torch.rand(count, generator=generator).double().exp(),
         "error": sample["confidence"].square(),
+        "certainty_rank": certainty_ranks(-sample["confidence"], sample["hits"]),
     }
     labelled = [m for m in METRICS.values() if set(m.arguments) & sample.keys()]
     others = Resampling(resamples=resamples, seed=seed).values(

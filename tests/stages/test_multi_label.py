@@ -583,7 +583,7 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
 def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store(
     place, row_with_temperatures, capsys
 ):
-    merge = ("--trunk", 1, "--data", place / "test.jsonl", "--temperature", place / "val.jsonl")
+    merge = ("--trunk", 1, "--val", place / "test.jsonl", "--temperature", place / "val.jsonl")
     train(place, str(place / "0.st"), "tuned.st")
     run("fuse", place / "0.st", place / "tuned.st", *merge, "-o", place / "merged.st")
     header = open_model(str(place / "merged.st")).header
@@ -767,7 +767,7 @@ def test_models_of_both_kinds_are_never_mixed(place):
         train(place, str(place / "base.st"), "t.st", teacher=(str(place / "one.st"),))
     with pytest.raises(HydraError, match="must answer the same kind of labels"):
         evaluate(place, "base.st", compare=(NamedModels.parse(str(place / "one.st")),))
-    with pytest.raises(HydraError, match="`--train` needs a list of labels for each item"):
+    with pytest.raises(HydraError, match="`--data` needs a list of labels for each item"):
         run_eval(
             EvalConfig(
                 model=str(place / "base.st"), data=DataRef.parse(str(one)), latency=False, device="cpu"

@@ -141,7 +141,9 @@ class FuseConfig(CommandConfig):
         "Average MLPs that differ, or keep those of each member (default: merge; with `--trunk` or `--val`: keep).",
         panel=MERGING,
         choices=("merge", "keep"),
-        excludes=Constraint("own_blocks", why="members have their own copies of the other MLPs"),
+        excludes=Constraint(
+            "own_blocks", for_values=("merge",), why="members have their own copies of the other MLPs"
+        ),
     )
     """`merge` is the method of the paper."""
     trunk: int | str | None = setting(

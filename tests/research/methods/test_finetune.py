@@ -51,7 +51,7 @@ def evaluated(*paths):
     """Return the metrics of a row with one or several models."""
     rows = (NamedModels.parse(f"row={','.join(map(str, paths))}"),) if len(paths) > 1 else ()
     given = {"latency": False, "bootstrap": 0, "device": "cpu", "dtype": "fp32"}
-    asked = EvalConfig(model=str(paths[0]), train=DataRef.parse(VAL), compare=rows, **given)
+    asked = EvalConfig(model=str(paths[0]), data=DataRef.parse(VAL), compare=rows, **given)
     return run_eval(asked).document.rows[-1].values
 
 

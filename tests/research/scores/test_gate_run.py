@@ -92,7 +92,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method):
 def test_joint_training_writes_a_base_that_the_scores_are_of(model, tmp_path):
     out, trained = tmp_path / "s.json", tmp_path / "trained.st"
 
-    report = run_score(config(model, out, given=JOINT, trained=trained))
+    report = run_score(config(model, out, given=JOINT, save_model=trained))
 
     assert report.paths == (out, trained)
     model_file = open_model(str(trained))
@@ -116,11 +116,11 @@ def test_scores_and_weights_cut_off_between_two_names_are_finished(model, tmp_pa
     for folder in (whole, tmp_path / "cut"):
         folder.mkdir()
     out, trained = tmp_path / "cut" / "s.json", tmp_path / "cut" / "t.st"
-    run_score(config(model, whole / "s.json", trained=whole / "t.st", **told))
-    cut_between_names(monkeypatch, lambda: run_score(config(model, out, trained=trained, **told)), 1)
+    run_score(config(model, whole / "s.json", save_model=whole / "t.st", **told))
+    cut_between_names(monkeypatch, lambda: run_score(config(model, out, save_model=trained, **told)), 1)
     assert [out.exists(), trained.exists()] == [False, True]
 
-    run_score(config(model, out, trained=trained, **told))
+    run_score(config(model, out, save_model=trained, **told))
 
     assert sorted(p.name for p in out.parent.iterdir()) == ["s.json", "t.st"]
     assert out.read_bytes() == (whole / "s.json").read_bytes()
@@ -129,7 +129,7 @@ def test_scores_and_weights_cut_off_between_two_names_are_finished(model, tmp_pa
 
 def test_the_same_seed_trains_the_same_base(model, tmp_path):
     for name in "ab":
-        run_score(config(model, tmp_path / f"{name}.json", given=JOINT, trained=tmp_path / f"{name}.st"))
+        run_score(config(model, tmp_path / f"{name}.json", given=JOINT, save_model=tmp_path / f"{name}.st"))
 
     assert (tmp_path / "a.st").read_bytes() == (tmp_path / "b.st").read_bytes()
 
@@ -169,9 +169,9 @@ def test_weights_that_are_there_are_not_replaced(model, tmp_path):
     (tmp_path / "t.st").write_text("mine")
 
     with pytest.raises(OutputExists, match=r"t\.st") as caught:
-        run_score(config(model, tmp_path / "s.json", given=JOINT, trained=tmp_path / "t.st"))
+        run_score(config(model, tmp_path / "s.json", given=JOINT, save_model=tmp_path / "t.st"))
 
-    assert "--trained" in caught.value.hint
+    assert "--save-model" in caught.value.hint
     assert (tmp_path / "t.st").read_text() == "mine"
 
 

@@ -115,7 +115,7 @@ def test_weights_that_nobody_keeps_are_warned_of(score, settings):
     for keeps in (False, True):
         with reporting(progress_log := ProgressLog()):
             score(job(settings(training="joint", epochs=1), keeps_weights=keeps))
-        assert [("--trained" in w) for w in progress_log.warnings] == [True] * (not keeps)
+        assert [("--save-model" in w) for w in progress_log.warnings] == [True] * (not keeps)
 
 
 @pytest.mark.spread(cases=2)

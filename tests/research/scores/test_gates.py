@@ -94,13 +94,13 @@ def test_values_are_laid_out_tower_after_tower():
         (DspSettings, {"estimator": "hard"}, "`--estimator hard`: unknown"),
         (DspSettings, {"cooldown": 1.5}, "`--cooldown 1.5`: must be between 0 and 1"),
         (DspSettings, {"cooldown": 0.0}, "`--cooldown 0`: must be above 0"),
-        (DspSettings, {"temperature": -1.0}, "`--temperature -1`: must be above 0"),
+        (DspSettings, {"temperature": -1.0}, "`--gate-temperature -1`: must be above 0"),
         (
             DspSettings,
             {"estimator": "ste", "cooldown": 0.5},
             "`--cooldown` has no effect without `--estimator soft`",
         ),
-        (DspSettings, {"estimator": "ste", "temperature": 1.0}, "`--temperature` has no effect"),
+        (DspSettings, {"estimator": "ste", "temperature": 1.0}, "`--gate-temperature` has no effect"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind, given, message):

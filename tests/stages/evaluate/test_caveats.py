@@ -115,7 +115,7 @@ def test_what_a_model_was_made_with_is_told(folder):
     )
 
     assert said == [
-        "Hydra: `hydractl finetune` used 2 of 2 samples of `--train`, so results on new data may be worse",
+        "Hydra: `hydractl finetune` used 2 of 2 samples of `--data`, so results on new data may be worse",
         "Hydra: `hydractl score` used 2 of 2 samples of `few`, so results on new data may be worse",
     ]
     assert tuned

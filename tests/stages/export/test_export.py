@@ -271,7 +271,7 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
         ),
         ({"quantize": "int8"}, "`--quantize` needs `--data`"),
         ({"ood": "noise"}, "`--ood` needs `--data`"),
-        ({"data": DATA, "report": Path("h.onnx")}, "a JSON document must have the suffix .json"),
+        ({"data": DATA, "save_report": Path("h.onnx")}, "a JSON document must have the suffix .json"),
     ],
 )
 def test_what_cannot_be_is_refused(options, text):

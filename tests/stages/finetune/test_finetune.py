@@ -653,7 +653,7 @@ def unlabelled_folder(tmp_path):
 
 
 def not_an_image(tmp_path):
-    reference = unlabelled_folder(tmp_path).data
+    reference = unlabelled_folder(tmp_path).train
     (Path(reference.source) / "1.png").write_text("x")
     other = Path(reference.source).with_name("c1")
     other.mkdir()

@@ -96,7 +96,7 @@ CASES = {
     "roberta": {"max_length": 9},
     "eurobert": {},
     "members": {"batches": "own"},
-    "own-heads": {"recipe": replace(RECIPE, train=OWN), "head_seed": 3},
+    "own-heads": {"recipe": replace(RECIPE, train_parts=OWN), "head_seed": 3},
     "one-head": {},
 }
 

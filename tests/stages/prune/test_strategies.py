@@ -103,7 +103,7 @@ def test_members_equal_the_masked_base_agree_where_they_must_and_are_the_same_tw
             model,
             tmp_path / folder / "m-{i}.st",
             scores=tuple(files),
-            diverge_from=start,
+            trunk=start,
             verify=True,
             **given,
         )
@@ -206,9 +206,7 @@ def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tm
     other = scores_file(tmp_path / "o.json", ((1.0,) * 4, (1.0,) * 4, (0.0,) * 4))
     progress_log = ProgressLog()
 
-    report = prune(
-        model, tmp_path / "m{i}.st", progress_log, scores=(scores, other), budget=REMOVE, diverge_from=2
-    )
+    report = prune(model, tmp_path / "m{i}.st", progress_log, scores=(scores, other), budget=REMOVE, trunk=2)
 
     removed = [m.heads_removed for m in report.members]
     assert removed[0] == 4

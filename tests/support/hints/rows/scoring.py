@@ -98,7 +98,7 @@ ROWS = (
     Row(
         "it applies to `--method l0` and `--method dsp`",
         f"{SCORE} --method taylor --save-model t.st",
-        f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
+        f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --save-model t.st",
         research=True,
     ),
     Row("leave it out", f"{CIRCUIT} --objective acc {FAR}", f"{CIRCUIT} --objective acc"),

@@ -70,8 +70,8 @@ ROWS = (
     Row("add `--trunk {}`", f"{ONE} --trunk 9", f"{ONE} --trunk 2"),
     Row(
         "add `--trunk 0` to train all blocks",
-        f"{ONE} --recipe cifar100 --steps 1 --warmup 0",
-        f"{ONE} --recipe cifar100 --steps 1 --warmup 0 --trunk 0",
+        f"{ONE} --recipe cifar100 --warmup 0",
+        f"{ONE} --recipe cifar100 --warmup 0 --trunk 0",
     ),
     Row(
         "train more with `--train-parts` or `--trunk`",
