@@ -563,7 +563,7 @@ def page(work: Path, folder: Path) -> str:
     differences = {name: numbers["differences"] for name, (_, numbers) in results.items()}
     costs = {name: numbers["costs"] for name, (_, numbers) in results.items()}
     made = (
-        f"Written by `make test-real` on {datetime.now(UTC):%d %B %Y} with {versions}, Python {platform.python_version()} and "
+        f"Written by `benchmarks/real_check.py` on {datetime.now(UTC):%d %B %Y} with {versions}, Python {platform.python_version()} and "
         f"{torch.get_num_threads()} thread. `benchmarks/real_models.py` rebuilds the models, `benchmarks/real_check.py` checks them."
     )
     lines = [

@@ -157,10 +157,8 @@ def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], N
     reason = Output.outdated(config)
     if reason:
         terminal.progress().step(f"Not up to date: {reason}")
-    elif reason is None and say is None:
-        terminal.up_to_date(config.output_files())
-    elif reason is None and say is not None:
-        say(config, terminal)
+    elif reason is None:
+        say(config, terminal) if say else terminal.up_to_date(config.output_files())
     return reason is None
 
 

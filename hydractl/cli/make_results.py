@@ -102,9 +102,9 @@ def _no_threshold(out: Path, threshold: Threshold, keep_known: float | None) -> 
     risk = 1 - (DELTA ** (1 / max(1, count - 1)) if few else accuracy - 1 / math.sqrt(count))
     risk = max(math.ceil(100 * risk), round(100 * threshold.risk) + 1) / 100
     # With the test of known inputs, a quarter of the samples is left, without those that the test rejects.
-    part, samples = "half", 2 * least
-    if keep_known is not None:
-        part, samples = "a quarter", math.ceil(4 * least / keep_known)
+    part, samples = (
+        ("half", 2 * least) if keep_known is None else ("a quarter", math.ceil(4 * least / keep_known))
+    )
     reason = (
         f"at least {least} known samples are needed, and {part} of `--val` has {count}"
         if few

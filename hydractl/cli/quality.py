@@ -131,7 +131,8 @@ def show_answers(folder: Path) -> None:
         accepted, intent = answer["accepted"], question.get("label", "")
         verdict = "yes" if accepted else "no threshold" if accepted is None else f"no, {answer['reason']}"
         rows.append([question["text"], answer["label"], intent, f"{answer['probability']:.3f}", verdict])
-        (right if answer["label"] == intent else wrong)[ACCEPTED if accepted else HELD_BACK] += 1
+        if intent:
+            (right if answer["label"] == intent else wrong)[ACCEPTED if accepted else HELD_BACK] += 1
     heads = ["question", "answer", "intent", "confidence", "accepted"]
     counts = (
         f"{kind}: {counted(right[kind], 'right answer')}, {wrong[kind]} wrong."
@@ -140,11 +141,11 @@ def show_answers(folder: Path) -> None:
     with written_out():
         terminal = console()
         line(terminal, "")
-        terminal.print(table(heads, rows, title=f"{len(rows)} questions, chosen to show each case", left=5))
+        terminal.print(table(heads, rows, title=f"{len(rows)} questions of {folder / QUESTIONS}", left=5))
         line(terminal, f"{' '.join(counts)} Intent `none`: a question of another kind.")
         line(
             terminal,
-            f"With 95 % of the known test questions, the test `known` also accepts {_shares(folder)}.",
+            f"A threshold that accepts 95 % of the known test questions also accepts {_shares(folder)}.",
         )
         line(terminal, "")
         line(terminal, f"The page, with quality on all test questions: {folder / PAGE}")

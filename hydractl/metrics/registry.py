@@ -175,7 +175,7 @@ def metric_named(name: str) -> Metric:
     if metric_name not in METRICS:
         raise UsageError(
             f"unknown metric `{name}`",
-            hint=" ".join(filter(None, (_nearest(name), "`hydractl eval --help` lists all metrics"))),
+            hint=" ".join(filter(None, (_nearest(name), "`hydractl eval --help --all` lists all metrics"))),
         )
     return METRICS[metric_name]
 

@@ -287,12 +287,12 @@ class DensityFitter:
 
     Attributes:
         on: Labelled training data, and held-out data of the same classes.
-        sources: Provenance entries of both.
+        source: Provenance entry of the training data.
         execution: Settings for running models.
     """
 
     on: FitOn
-    sources: tuple[SampledFile, SampledFile]
+    source: SampledFile
     execution: Execution
 
     @classmethod
@@ -318,17 +318,14 @@ class DensityFitter:
             )
             for name, dataset in zip((FIT, VAL), datasets, strict=True)
         )
-        (fit_digest, fit_content), (val_digest, val_content) = (
+        (fit_digest, fit_content), (_, val_content) = (
             identify(dataset, digests(dataset, team)) for dataset in datasets
         )
         if doubt := overlap_of_val(val_content, fit_content):
             progress.warn(doubt)
         return cls(
             on=FitOn(training, labels, held_out),
-            sources=(
-                SampledFile(name=datasets[0].name, sha256=fit_digest, samples=pack_digests(fit_content)),
-                SampledFile(name=datasets[1].name, sha256=val_digest, samples=pack_digests(val_content)),
-            ),
+            source=SampledFile(name=datasets[0].name, sha256=fit_digest, samples=pack_digests(fit_content)),
             execution=execution,
         )
 
@@ -350,7 +347,7 @@ class DensityFitter:
         hydra.set_temperature(temperature)
         predictor = Predictor(model=hydra, name=HYDRA, preprocess=preprocess)
         scores = fit_on(predictor, fusion.family, (ENERGY_DENSITY,), self.on, self.execution.team)
-        source = self.sources[0]
+        source = self.source
         fitted = FittedScores(
             scores=(ENERGY_DENSITY,),
             data=Fingerprint(reference=source.name, sha256=source.sha256, count=len(self.on.inputs)),

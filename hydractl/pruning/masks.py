@@ -52,7 +52,7 @@ from hydractl.pruning.selection import (
 )
 from hydractl.pruning.strategies import Strategy
 
-TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--trunk`"
+TOO_ALIKE = "use fewer `--members`, or a smaller `--trunk`"
 CandidateSelector = Callable[[HeadImportance, Sequence[Mask]], DiverseChoice]
 """Selects the members of `diverse` among candidates drawn from the pool of a scores file."""
 
@@ -170,7 +170,7 @@ def _sample(material: StrategyInput) -> DrawnMasks:
     except ValueError as error:
         fewer = "--members" if material.compare is None else "--candidates"
         raise UsageError(
-            str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--trunk`"
+            str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or a smaller `--trunk`"
         ) from error
     return DrawnMasks(masks=material.of_heads(draws), options={"pool": pool}, seeded=True)
 

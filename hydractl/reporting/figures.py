@@ -234,6 +234,8 @@ def _risk(compared: Compared) -> Figure | None:
     note = (
         f" The mark is the threshold of {first} on {scores}; the share right of the dashed line is held back."
         + " The curves are for the samples and the score of the thresholds." * has_own_curve
+        + " The curves are for the test data, the mark for the samples of the threshold."
+        * bool(compared.tests)
     )
     return Figure.unless_empty(
         "risk",

@@ -515,7 +515,7 @@ def demo(
     plan = save_pipeline or out / DEMO_PLAN
     text = pipeline("full" if full else task, out, seed)
     stages = read_back(plan, text, force=force or (dry_run and save_pipeline is None))
-    if force and not dry_run:
+    if force and not dry_run and task == "intents":
         (out / "make.toml").unlink(missing_ok=True)  # Pipelines cannot pass `--force` to the stage `make`.
     run_plan(
         plan,

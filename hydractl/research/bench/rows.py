@@ -212,7 +212,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             rows=lambda terms: {f"Hydra of {terms.members}": "@hydra"},
             stages=lambda terms: [
                 tuned(terms, "copies", terms.model, times=terms.members),
-                {**_fused(terms, "hydra", "@copies"), "val": terms.val},
+                {**_fused(terms, "hydra", "@copies"), "val": terms.val, "max-nll-increase": 0},
             ],
             trainings=lambda members: members,
         ),

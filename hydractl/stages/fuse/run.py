@@ -248,8 +248,8 @@ def _measure(
     if fitter is None:
         return contents
     scores, fitted = fitter.fit(fusion, temperature)
-    training = fitter.sources[0]  # `--val` is already a source.
-    return replace(contents, scores=scores, fitted=fitted, sources=(*contents.sources, training))
+    # `--val` is already a source.
+    return replace(contents, scores=scores, fitted=fitted, sources=(*contents.sources, fitter.source))
 
 
 def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:

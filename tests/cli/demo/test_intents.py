@@ -58,7 +58,7 @@ def test_wrong_answers_and_questions_of_other_kinds_are_held_back(answered):
 
 def test_the_table_prints_the_answers_of_the_file_in_80_columns(first, answered):
     _, out, _ = first
-    lines = out.partition("questions, chosen to show each case\n")[2].splitlines()
+    lines = out.partition("questions.jsonl\n")[2].splitlines()
 
     assert max(map(len, lines[:12])) <= 80
     for text, (q, a) in zip(lines[2:12], answered, strict=True):

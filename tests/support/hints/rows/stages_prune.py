@@ -162,7 +162,7 @@ ROWS = (
         before=(CLUSTERS,),
     ),
     Row(
-        "give a larger `--pool`, fewer `{}` or an earlier `--trunk`",
+        "give a larger `--pool`, fewer `{}` or a smaller `--trunk`",
         f"{SCORED} --remove 2 --pool 3 --members 9 -o o-{{i}}.st",
         f"{SCORED} --remove 2 --pool 6 --members 9 -o o-{{i}}.st",
     ),
@@ -177,7 +177,7 @@ ROWS = (
         f"{SCORED} --remove 3 --pool 8 -o o.st",
     ),
     Row(
-        "use fewer `--members`, or an earlier layer in `--trunk`",
+        "use fewer `--members`, or a smaller `--trunk`",
         "prune base.st --strategy random --remove 1 --members 20 -o o-{i}.st",
         "prune base.st --strategy random --remove 1 --members 2 -o o-{i}.st",
     ),
