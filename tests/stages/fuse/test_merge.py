@@ -210,7 +210,7 @@ def test_more_blocks_than_there_are(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trunk": 1, "mlp": "merge"}, "`--mlp` and `--own-blocks` exclude each other"),
+        ({"trunk": 1, "mlp": "merge"}, "`--mlp merge` and `--own-blocks` exclude each other"),
         ({}, "`--own-blocks` needs the number of blocks"),
         ({"measuring": Measuring(val=VAL)}, "`--own-blocks` needs the number of blocks"),
     ],
