@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = Path(__file__).with_name("house.toml")
 HEADER = "# The highest counts accepted by `.ci/house.py`. The docstring of this script explains them.\n"
-SINCE = "2026-11-28T16:33:00+00:00"
+SINCE = "2026-11-28T16:55:00+00:00"
 """Earlier commits do not count. Each figure may only fall after this time, unless an issue names a higher one."""
 LIMITS = "largest"
 """The table of limits. `--lower` does not change them."""

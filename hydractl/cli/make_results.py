@@ -6,13 +6,9 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.cli.output import console, line
 from hydractl.messages import counted
-
-if TYPE_CHECKING:
-    from hydractl.manifest.guarantees import Threshold
 
 HYDRA, MODEL, REPORT, PAGE = "hydra.st", "model.st", "report.json", "report.html"
 """Files in the output folder: hydra, hydra or model with both tests, report, and page."""
@@ -74,37 +70,44 @@ def _outcome(out: Path, models: int) -> Iterator[str]:
     known_test, threshold = header.known_test, header.threshold
     if known_test is not None:
         yield f"{MODEL} {known_test.summary}"
-    if threshold is not None and threshold.below is None:
-        yield from _no_threshold(out, threshold, None if known_test is None else known_test.share)
-    elif threshold is not None:
+    if threshold is not None and threshold.below is not None:
         yield f"{MODEL} {threshold.summary}"
+    yield from no_threshold(out)
     yield from (
         f"The page: {out / PAGE}",
         f"Next: hydractl predict {shlex.quote(str(model))} INPUTS -o predictions.csv",
     )
 
 
-def _no_threshold(out: Path, threshold: Threshold, keep_known: float | None) -> Iterator[str]:
-    """Yield the reason why no threshold satisfies the risk, and a hint with a risk that may be satisfied.
+def no_threshold(out: Path) -> Iterator[str]:
+    """Yield the reason why no threshold satisfies the risk, and a hint. Nothing if a threshold satisfies the risk.
 
     Args:
         out: Output folder of `make`.
-        threshold: The threshold without a bound.
-        keep_known: Share of known inputs that the other test keeps; None without this test.
     """
     from hydractl.evaluation.options import DELTA
+    from hydractl.families.open_model import open_model
     from hydractl.manifest.report import Report
     from hydractl.metrics.selective import HALF, fewest
 
+    header = open_model(str(out / MODEL)).header
+    threshold, known_test = header.threshold, header.known_test
+    if threshold is None or threshold.below is not None:
+        return
     count, least = threshold.count, fewest(threshold.risk, DELTA)
     accuracy = Report.read(out / TESTED).rows[0].values["accuracy"].value
     few = count < least
-    risk = 1 - (DELTA ** (1 / max(1, count - 1)) if few else accuracy - 1 / math.sqrt(count))
+    risk = 1 - (accuracy if few else accuracy - 1 / math.sqrt(count))
+    if few:
+        risk = max(risk, 1 - DELTA ** (1 / max(1, count - 1)))
     risk = max(math.ceil(100 * risk), round(100 * threshold.risk) + 1) / 100
-    # With the test of known inputs, a quarter of the samples is left, without those that the test rejects.
-    part, samples = (
-        ("half", 2 * least) if keep_known is None else ("a quarter", math.ceil(4 * least / keep_known))
-    )
+    part, samples = "half", 2 * least
+    if known_test is not None:
+        # A quarter of the samples is left, without those that the test of known inputs rejects: on average
+        # 1 - share, with a deviation from drawing both quarters, here three times.
+        rejected = 1 - known_test.share
+        part = "a quarter"
+        samples = math.ceil(4 * (least + 3 * math.sqrt(2 * least * rejected)) / known_test.share)
     reason = (
         f"at least {least} known samples are needed, and {part} of `--val` has {count}"
         if few
@@ -113,4 +116,5 @@ def _no_threshold(out: Path, threshold: Threshold, keep_known: float | None) -> 
     way = f"give at least {samples} samples in `--val`" if few else "train the models further"
     yield f"No threshold satisfies the risk {threshold.risk:g}: {reason}."
     higher_risk = f", allow more risk: `--risk {risk:g}`" * (risk <= HALF)
-    yield f"hint: {way}{higher_risk}" + ", or leave out this test: `--risk none`" * (keep_known is not None)
+    without = ", or leave out this test: `--risk none`" * (known_test is not None)
+    yield f"hint: {way}{higher_risk}{without}; add `--force` to replace these outputs"

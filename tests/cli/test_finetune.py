@@ -77,6 +77,13 @@ def test_help_lists_choices_and_what_divergence_exits_with(call):
     assert "the exit code is 5" in " ".join(shown.split())
 
 
+def test_parts_in_place_of_training_data_show_the_new_name(call):
+    seen = call("finetune", "base.st", "--train", "norm,head", "--val", "val", "-o", "o.st")
+
+    assert seen.code == 2
+    assert "`--train norm,head` is now `--train-parts norm,head`" in seen.err
+
+
 def test_the_result_for_a_person(call, asked):
     seen = call(*GIVEN)
 

@@ -261,7 +261,7 @@ def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
 @pytest.mark.parametrize(
     ("risk", "reason", "way"),
     [
-        (("0.001",), "at least 2996 known samples are needed, and a quarter of `--val` has 20", "at least 12615 samples in `--val`"),
+        (("0.001",), "at least 2996 known samples are needed, and a quarter of `--val` has 20", "at least 12834 samples in `--val`"),
         pytest.param(
             ("0.075", "--keep-known", "none"), "too many errors on the 40 known samples in half of `--val`",
             "train the models further", marks=pytest.mark.more,
@@ -281,6 +281,8 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
     told = call("make", "m0.st", "m1.st", *DATA, "--risk", *risk, "-o", "strict/", "--json")
     assert told.code == 0
     assert "error" not in json.loads(told.out)
+    quiet = call("make", "m0.st", "m1.st", *DATA, "--risk", *risk, "-o", "strict/", "-q")
+    assert f"warning: No threshold satisfies the risk {risk[0]}: " in quiet.err
     assert "hydractl predict strict/model.st INPUTS" in seen.out
     assert Checkpoint.open(folder / "strict/model.st").header.threshold.below is None
     shutil.rmtree(folder / "strict")
@@ -567,6 +569,7 @@ def test_the_cheapest_row_that_is_not_significantly_worse_is_chosen(tmp_path, nl
         (("--hydra", "tuned", "--train", "digits::split=train", *DATA[2:]), "has 10 classes, but m0.st has 7"),
         (("--val", "digits::classes=0,split=val", *DATA[4:]), "`--val digits::classes=0,split=val`: all samples have the class `0`"),
         ((*DATA[:4], "--test", "digits::classes=3,split=test"), "all samples have the class `3`"),
+        ((*DATA[:4], "--test", "digits::classes=8-9,split=test"), "have no class in common"),
     ],
 )  # fmt: skip
 def test_data_that_give_no_meaningful_model_are_refused_before_the_first_stage(folder, call, words, message):

@@ -73,11 +73,11 @@ def test_a_name_that_is_nearly_right_is_corrected(spoil):
 def test_short_forms_and_headings_are_understood(typed, meant):
     with pytest.raises(UsageError, match=f"unknown metric `{typed}`") as caught:
         metric_named(typed)
-    assert caught.value.hint == f"did you mean `{meant}`? `hydractl eval --help` lists all metrics"
+    assert caught.value.hint == f"did you mean `{meant}`? `hydractl eval --help --all` lists all metrics"
 
 
 @pytest.mark.parametrize("typed", ["", "qqqq"])
 def test_the_hint_for_a_name_like_no_other_is_the_command_with_the_list(typed):
     with pytest.raises(UsageError) as caught:
         metric_named(typed)
-    assert caught.value.hint == "`hydractl eval --help` lists all metrics"
+    assert caught.value.hint == "`hydractl eval --help --all` lists all metrics"

@@ -290,15 +290,19 @@ def test_commands_state_both_tests(models, capsys):
     assert by_report == lines(models, "both.st")
 
 
-def test_too_few_samples_accept_every_input_and_say_so(models):
+def test_too_few_samples_take_every_input_as_known_and_accept_none_alone(models):
     few = f"{HELD},limit=18"
-    row = evaluate(models, "scored.st", few, keep_known=0.95, save_model=models / "few.st")
-    assert (row.known_test.below, row.known_test.accepted, row.known_test.count) == (None, 18, 18)
+    with pytest.raises(
+        DataError, match=r"18 samples are too few for `--keep-known 0.95`, so every input would"
+    ):
+        evaluate(models, "scored.st", few, keep_known=0.95, save_model=models / "few.st")
+    assert not (models / "few.st").exists()
+    row = evaluate(models, "scored.st", few, keep_known=0.95, threshold_for="risk<=0.9")
+    assert (row.known_test.below, row.known_test.accepted, row.known_test.count) == (None, 9, 9)
     assert row.known_test.summary == (
-        "takes every input as known: 18 samples are too few to keep 95 % of known inputs"
+        "takes every input as known: 9 samples are too few to keep 95 % of known inputs"
     )
     assert evaluate(models, "scored.st", f"{HELD},limit=19", keep_known=0.95).known_test.accepted == 19
-    assert {line["accepted"] for line in lines(models, "few.st")} == {True}
 
 
 def test_both_tests_are_dropped_together(models):

@@ -17,7 +17,18 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.cli.command import command
 from hydractl.cli.commands.run import StageOptions, read_back, run_plan, written
-from hydractl.cli.make_results import CHOICE, HYDRA, MODEL, PAGE, REPORT, SINGLE, TESTED, choice, show
+from hydractl.cli.make_results import (
+    CHOICE,
+    HYDRA,
+    MODEL,
+    PAGE,
+    REPORT,
+    SINGLE,
+    TESTED,
+    choice,
+    no_threshold,
+    show,
+)
 from hydractl.cli.output import Terminal, written_out
 from hydractl.cli.pipeline import literal, naming_options
 from hydractl.data.reference import KEYS, DataRef
@@ -88,7 +99,10 @@ class MakeConfig(CommandConfig):
     """Options of `make`: checkpoints, data and output."""
 
     COMMAND: ClassVar[str] = "make"
-    COMMON = ("val", "test", "train", "near", "far", "risk", "hydra", "classes", "out", "device", "dry_run")
+    COMMON = (
+        *("val", "test", "train", "near", "far", "risk", "keep_known", "hydra", "classes", "out", "dry_run"),
+        "force",
+    )
 
     models: tuple[str, ...] = required(
         Setting(
@@ -604,7 +618,7 @@ def missing_classes(config: MakeConfig) -> list[str]:
     """Return the classes of `--test` without samples in `--val`; empty for data with several labels per input.
 
     Raises:
-        DataError: If `--val` or `--test` has samples of a single class.
+        DataError: If `--val` or `--test` has samples of a single class, or both have no class in common.
     """
     from hydractl.data.labels import required_labels
 
@@ -619,6 +633,11 @@ def missing_classes(config: MakeConfig) -> list[str]:
                 f"`--{option} {ref}`: all samples have the class {quoted(classes[option])}",
                 hint="give labelled samples of every class",
             )
+    if not classes["test"] & classes["val"]:
+        raise DataError(
+            f"`--val {config.val}` and `--test {config.test}` have no class in common",
+            hint="give labelled samples of every class",
+        )
     return sorted(classes["test"] - classes["val"])
 
 
@@ -704,6 +723,9 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
                 smallest={s.metric: s.difference for s in config.smallest},
                 makes_members=config.hydra is not None,
             )
+    elif terminal.quiet and not config.dry_run:
+        for text in no_threshold(config.out):
+            terminal.progress().warn(text)
 
 
 def _prepare_training(config: MakeConfig, header: Header, *, estimates: bool) -> None:

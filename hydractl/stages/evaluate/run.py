@@ -15,7 +15,7 @@ from hydractl import progress
 from hydractl.data.datasets import Dataset
 from hydractl.data.open_dataset import open_items, open_readable
 from hydractl.data.reference import DataRef
-from hydractl.errors import CheckFailed, UsageError
+from hydractl.errors import CheckFailed, DataError, UsageError
 from hydractl.evaluation import caveats
 from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
 from hydractl.evaluation.data import EvalData, check_metrics, check_one_question, check_same_task_and_classes
@@ -53,6 +53,7 @@ from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Line, Report, Row, StoredScores
 from hydractl.manifest.terms import ID_NAME, Temperature
+from hydractl.messages import counted
 from hydractl.metrics.compute import Measurement, RowNumbers, means, measure_all, sample_values
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, default_score, definition_of
@@ -413,6 +414,12 @@ def _row(
         content = run.data.identities[ID_NAME].content
         first = torch.ones(len(labels), dtype=torch.bool) if config.risk is None else first_half(content)
         known_test, passes = fit_known(tested, score, config.keep_known, first)
+        if known_test.below is None and config.risk is None:
+            raise DataError(
+                f"{config.data}: {counted(known_test.count, 'sample')} are too few for `--keep-known {config.keep_known:g}`, "
+                "so every input would be accepted",
+                hint="give more held-out samples as `--data`",
+            )
         among, score = passes & ~first, MSP
     if config.risk is not None:
         several = model_files[0].header.architecture.task.by_label

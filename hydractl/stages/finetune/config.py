@@ -31,7 +31,7 @@ from hydractl.settings import (
     words,
 )
 from hydractl.stages import options as shared
-from hydractl.training.recipe import RECIPES, SEEDS, FinetuneExtension, Recipe, recipe_of
+from hydractl.training.recipe import OWN_PARTS, PARTS, RECIPES, SEEDS, FinetuneExtension, Recipe, recipe_of
 from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
@@ -211,6 +211,11 @@ class FinetuneConfig(CommandConfig):
         self.outputs()  # checks the name, which must contain `{i}` for several outputs
         check_log(self.log_to, self.log_dir, self.out)
         check_extensions(self)
+        if {*str(self.train).split(",")} <= {*PARTS, OWN_PARTS} and not Path(str(self.train)).exists():
+            raise UsageError(
+                f"`--train {self.train}` is now `--train-parts {self.train}`",
+                hint="add `--train DATA` with the training data",
+            )
         refuse_shared_input(self.model, *self.teacher)
 
     @property

@@ -25,6 +25,11 @@ ROWS = (
         f"eval base.st --data digits::limit=1,classes=0-6 {KEEP} --threshold-for 'risk<=0.99' --no-latency --bootstrap 0",
         f"eval base.st --data digits::limit=1,classes=0-6 {KEEP} --no-latency --bootstrap 0",
     ),
+    Row(
+        "give more held-out samples as `--data`",
+        f"{EVAL} --keep-known 0.99",
+        f"{EVAL} --keep-known 0.99".replace("limit=21", "limit=120"),
+    ),
     Row("write 95 % as 0.95", f"{EVAL} --keep-known 95", f"{EVAL} --keep-known 0.95"),
     Row("use more samples, or a lower coverage", f"{EVAL} --sets 0.99", f"{EVAL} --sets 0.9"),
     Row(

@@ -54,6 +54,11 @@ ROWS = (
         f"{TUNE} --num-classes 7",
     ),
     Row(
+        "add `--train DATA` with the training data",
+        f"finetune base.st {FIVE.replace('digits::classes=0-4,limit=16', 'mlp', 1)} {OPTIONS}",
+        f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp,head",
+    ),
+    Row(
         "add `head` to `--train-parts`",
         f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp",
         f"finetune base.st {FIVE} {OPTIONS} --train-parts mlp,head",
