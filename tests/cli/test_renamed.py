@@ -60,3 +60,12 @@ def test_a_role_has_one_name_in_all_commands(role):
     option, commands = ROLES[role]
 
     assert {command for command in COMMANDS if option in options(command)} == commands
+
+
+def test_the_table_has_all_former_names():
+    former = (
+        "eval --fit, eval --store, finetune --data, finetune --last-blocks, fuse --data, fuse --fit, fuse --max-loss, "
+        "fuse --merge-trunk, fuse --own-from, make --keep, make --max-loss, predict --fit, prune --diverge-from, prune --keep"
+    )
+
+    assert {*former.split(", ")} <= RENAMED.keys()
