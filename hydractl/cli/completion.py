@@ -90,7 +90,7 @@ def _tables(name: str, command: Command) -> Iterator[str]:
     """Yield a table per panel of arguments and options."""
     for title, rows in panels(command, typer.Context(command, info_name=name)).items():
         lines = (
-            "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (names, _cell(help_text))))
+            f"| `{_table_cell(names)}` | {_table_cell(_cell(help_text))} |"
             for names, help_text in rows
             if not names.endswith("--help")
         )
@@ -145,7 +145,7 @@ def main(arguments: Iterable[str]) -> int:
     """Write the files, or with `--check` compare them. Return the exit code: 5 for outdated files, else 0.
 
     Raises:
-        InputError: See `files`.
+        SystemExit: See `files`.
     """
     check = "--check" in arguments
     stale = []

@@ -88,13 +88,12 @@ def panels(command: Command, context: typer.Context, *, common: bool = False) ->
 
     With `common`, only arguments and common options, in two panels. Some commands have no such choice.
     """
-    names = (*getattr(command.callback, "common", ()), "help") if common else ()
-    chosen = names if len(names) > 1 else ()
+    chosen = getattr(command.callback, "common", ()) if common else ()
     by_title: dict[str, Rows] = {ARGUMENTS: [], OPTIONS: []}
     for parameter in command.get_params(context):
         if isinstance(parameter, Parameter) and (record := parameter.get_help_record(context)) is not None:
             is_option = isinstance(parameter, typer.core.TyperOption)
-            if chosen and is_option and parameter.name not in chosen:
+            if chosen and is_option and parameter.name not in {*chosen, "help"}:
                 continue
             panel = None if chosen else parameter.rich_help_panel
             text = DETAILS.sub(" ", record[1]) if chosen else record[1]

@@ -6,9 +6,13 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydractl.cli.output import console, line
 from hydractl.messages import counted
+
+if TYPE_CHECKING:
+    from hydractl.manifest.header import Header
 
 HYDRA, MODEL, REPORT, PAGE = "hydra.st", "model.st", "report.json", "report.html"
 """Files in the output folder: hydra, hydra or model with both tests, report, and page."""
@@ -72,34 +76,32 @@ def _outcome(out: Path, models: int) -> Iterator[str]:
         yield f"{MODEL} {known_test.summary}"
     if threshold is not None and threshold.below is not None:
         yield f"{MODEL} {threshold.summary}"
-    yield from no_threshold(out)
+    yield from no_threshold(header, out)
     yield from (
         f"The page: {out / PAGE}",
         f"Next: hydractl predict {shlex.quote(str(model))} INPUTS -o predictions.csv",
     )
 
 
-def no_threshold(out: Path) -> Iterator[str]:
+def no_threshold(header: Header, out: Path) -> Iterator[str]:
     """Yield the reason why no threshold satisfies the risk, and a hint. Nothing if a threshold satisfies the risk.
 
     Args:
+        header: Header of `model.st`.
         out: Output folder of `make`.
     """
     from hydractl.evaluation.options import DELTA
-    from hydractl.families.open_model import open_model
     from hydractl.manifest.report import Report
     from hydractl.metrics.selective import HALF, fewest
 
-    header = open_model(str(out / MODEL)).header
     threshold, known_test = header.threshold, header.known_test
     if threshold is None or threshold.below is not None:
         return
     count, least = threshold.count, fewest(threshold.risk, DELTA)
     accuracy = Report.read(out / TESTED).rows[0].values["accuracy"].value
     few = count < least
-    risk = 1 - (accuracy if few else accuracy - 1 / math.sqrt(count))
-    if few:
-        risk = max(risk, 1 - DELTA ** (1 / max(1, count - 1)))
+    errors = 1 - accuracy
+    risk = max(errors, 1 - DELTA ** (1 / max(1, count - 1))) if few else errors + 1 / math.sqrt(count)
     risk = max(math.ceil(100 * risk), round(100 * threshold.risk) + 1) / 100
     part, samples = "half", 2 * least
     if known_test is not None:

@@ -724,7 +724,9 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
                 makes_members=config.hydra is not None,
             )
     elif terminal.quiet and not config.dry_run:
-        for text in no_threshold(config.out):
+        from hydractl.families.open_model import open_model
+
+        for text in no_threshold(open_model(str(config.out / MODEL)).header, config.out):
             terminal.progress().warn(text)
 
 
